@@ -1,0 +1,88 @@
+/* The device that block operations run on, the activations they pass along, and a window of rows.
+ *
+ * Activations. Between operations a tensor is "act": bf16 in engine arithmetic (every store rounds once, docs/arithmetic.md),
+ * fp32 in the CPU's exact mode, which exists for comparison with the reference implementation. td_act is opaque: buffers
+ * are sized with td_act_bytes() and indexed with td_act_at(). On CUDA act is always bf16.
+ *
+ * Virtual shards. Row-parallel sums and the vocabulary are always cut into TD_SHARDS parts. A rank of world 1 computes both
+ * parts, a rank of world 2 one; the partials are added in shard order, so the number of ranks never changes a bit.
+ *
+ * Windows. Everything that changes from forward to forward (ids, positions, slots, parities) sits in device-visible tables,
+ * never in launch arguments: a CUDA graph captured for a row count serves every window of that many rows. */
+#ifndef TD_OPS_DEV_H
+#define TD_OPS_DEV_H
+
+#include "base/num.h"
+#include "base/status.h"
+
+TD_BEGIN_C
+
+enum {
+    TD_SHARDS = 2,         /* virtual shards of every row-parallel sum and of the vocabulary */
+    TD_STREAMS = 4,        /* residual streams of the hyper-connections */
+    TD_HEAD = 128,         /* KDA head width (keys and values), index key width */
+    TD_POOL = 4,           /* tokens of an index pool */
+    TD_GRID = 64,          /* chunked KDA works on chunks that start at multiples of this absolute position */
+    TD_CONV = 4,           /* taps of the KDA convolution: TD_CONV - 1 earlier rows are kept */
+    TD_BLOCK = 512,        /* tokens of a KV block: row of position p = table[p / 512] * 512 + p % 512 */
+    TD_WINDOW_MAX = 64,    /* rows of a decode / verify window */
+    TD_SEGMENTS_MAX = 16   /* sequences in one window */
+};
+
+typedef struct td_act td_act; /* element of an activation buffer: 2 or 4 bytes, see td_act_bytes() */
+
+typedef enum td_backend { TD_CPU, TD_CUDA } td_backend;
+
+/* What the device must be able to do at most; its scratch is sized from this once, at creation. */
+typedef struct td_dev_limits {
+    int rows;          /* of one window, prompt chunks included */
+    int dim;           /* hidden size */
+    int n_heads;       /* attention heads of one shard */
+    int n_experts, top_k, expert_width; /* width: of one shard */
+    int index_heads, index_topk;
+    int64_t context_tokens; /* longest sequence: bounds the pools that are scored */
+} td_dev_limits;
+
+typedef struct td_dev td_dev;
+
+/* CPU: n_threads OpenMP threads (0: all cores); exact_fp32: act is fp32 and nothing is rounded to bf16. Results have the
+ * same bits for any n_threads. The device owns its scratch; destroy accepts NULL. */
+td_status td_dev_create_cpu(const td_dev_limits *limits, int n_threads, bool exact_fp32, td_dev **out, td_error *err);
+void td_dev_destroy(td_dev *dev);
+td_backend td_dev_backend(const td_dev *dev);
+bool td_dev_exact_fp32(const td_dev *dev);
+size_t td_dev_scratch_bytes(const td_dev_limits *limits, bool exact_fp32, int n_threads); /* what create_cpu takes */
+
+/* Bytes of n activations, and the address of element i. */
+size_t td_act_bytes(const td_dev *dev, size_t n);
+td_act *td_act_at(const td_dev *dev, const td_act *base, size_t i);
+
+/* Host copies to and from activations (tests, snapshots, drafts): fp32 in, rounded as a store would; fp32 out. */
+void td_act_from_f32(const td_dev *dev, td_act *dst, const float *src, size_t n);
+void td_act_to_f32(const td_dev *dev, float *dst, const td_act *src, size_t n);
+
+/* One sequence's rows in a window. Device-visible table; 32 bytes. */
+typedef struct td_segment {
+    int32_t first_row;  /* index of its first row in the window */
+    int32_t n_rows;     /* 0: unused entry */
+    int32_t pos;        /* absolute position of the first row */
+    int32_t slot;       /* recurrent states, index ring and block table of the sequence */
+    int32_t parity;     /* which of the slot's two KDA states is the committed one (read); the other is written */
+    int32_t chunked;    /* 1: prompt rows, KDA in chunks on the absolute grid, pos % TD_GRID == 0; 0: row by row */
+    int32_t reserved[2];
+} td_segment;
+
+/* The rows of one forward. Pointers are device-visible and borrowed for the call; host_* are the same values for the host,
+ * which picks kernels by shape from them (n_rows, whether any segment is chunked, the longest position). */
+typedef struct td_window {
+    int n_rows, n_segments;
+    const int32_t *ids;           /* [n_rows] token ids */
+    const int32_t *pos;           /* [n_rows] absolute positions */
+    const int32_t *seg;           /* [n_rows] index into segments */
+    const td_segment *segments;   /* [n_segments] */
+    const td_segment *host_segments;
+    int64_t host_pos_max;         /* largest position in the window */
+} td_window;
+
+TD_END_C
+#endif
