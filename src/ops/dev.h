@@ -17,8 +17,9 @@
 
 TD_BEGIN_C
 
+#define TD_SHARDS 2 /* virtual shards of every row-parallel sum and of the vocabulary; as in checkpoint/slices.h */
+
 enum {
-    TD_SHARDS = 2,         /* virtual shards of every row-parallel sum and of the vocabulary */
     TD_STREAMS = 4,        /* residual streams of the hyper-connections */
     TD_HEAD = 128,         /* KDA head width (keys and values), index key width */
     TD_POOL = 4,           /* tokens of an index pool */
