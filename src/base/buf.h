@@ -1,6 +1,6 @@
 /* A growing byte buffer for text that is put together piece by piece: prompts, JSON replies, stream pieces.
- * Failure sticks: after an append that found no memory or passed limit_bytes, every later append does nothing and `failed`
- * stays set, so a caller appends freely and looks once at the end. */
+ * Failure sticks: after an append that found no memory or passed limit_bytes, every later append does nothing and
+ * `failed` stays set, so a caller appends freely and looks once at the end. */
 #ifndef TD_BASE_BUF_H
 #define TD_BASE_BUF_H
 
@@ -9,7 +9,7 @@
 TD_BEGIN_C
 
 typedef struct td_buf {
-    char *data;         /* always followed by a zero byte once something was appended; NULL before */
+    char *data; /* always followed by a zero byte once something was appended; NULL before */
     size_t n_bytes;
     size_t cap_bytes;   /* of the allocation, the zero included */
     size_t limit_bytes; /* n_bytes never passes it; 0 = no limit */

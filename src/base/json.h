@@ -44,14 +44,14 @@ td_status td_json_parse(td_arena *arena, char *text, size_t n_bytes, const td_js
 
 /* All of these take NULL as "not there" and answer 0, NULL or TD_JSON_ABSENT, so that paths need no checks between. */
 td_json_kind td_json_kind_of(const td_json *value);
-bool td_json_is_null(const td_json *value); /* absent or null: the same for every optional field */
+bool td_json_is_null(const td_json *value);          /* absent or null: the same for every optional field */
 const char *td_json_kind_name(const td_json *value); /* "a string", "an object", ...: for messages */
 
 /* Members and elements. count: of an array or object, else 0. */
 size_t td_json_count(const td_json *value);
-const td_json *td_json_at(const td_json *value, size_t i);             /* i-th element, or i-th member's value */
+const td_json *td_json_at(const td_json *value, size_t i);                    /* i-th element, or i-th member's value */
 const char *td_json_key_at(const td_json *object, size_t i, size_t *n_bytes); /* i-th member's name, zero-terminated */
-const td_json *td_json_get(const td_json *object, const char *name);   /* NULL: no object, no such member */
+const td_json *td_json_get(const td_json *object, const char *name);          /* NULL: no object, no such member */
 const td_json *td_json_get_n(const td_json *object, const char *name, size_t n_bytes);
 
 /* Strings: UTF-8, zero-terminated, but they may hold zero bytes (\u0000): *n_bytes counts (NULL is allowed). */
