@@ -80,6 +80,9 @@ typedef struct td_role {
 typedef td_status td_role_visit(void *user, const td_role *role);
 td_status td_roles_each(const td_config *config, td_role_visit *visit, void *user);
 
+/* The same for the vision tower; calls nothing when the config has none. */
+td_status td_vision_roles_each(const td_config *config, td_role_visit *visit, void *user);
+
 /* The shard's part of the split dimension of role; the whole first dimension when it is replicated. */
 td_range td_role_range(const td_role *role, int shard, int n_shards);
 
