@@ -450,8 +450,8 @@ static td_status check_elements(const td_tensor *tensor, int64_t first, int64_t 
 {
     int64_t total = td_tensor_n_elements(tensor);
     if (first < 0 || n < 0 || first > total || n > total - first)
-        return td_fail(err, TD_EINVAL, "tensor %s: elements %lld..%lld of %lld", tensor->name, (long long)first,
-                       (long long)first + (long long)n, (long long)total);
+        return td_fail(err, TD_EINVAL, "tensor %s: %lld elements from element %lld on, it has %lld", tensor->name,
+                       (long long)n, (long long)first, (long long)total);
     if (!(TD_DTYPE_BIT(tensor->dtype) & TD_ANY_FLOATS))
         return td_fail(err, TD_EUNSUPPORTED, "tensor %s: %s is not BF16, F16 or F32", tensor->name,
                        td_dtype_name(tensor->dtype));

@@ -1,1 +1,2 @@
 td_test(unit_config SOURCES config_test.c DEPS td_checkpoint LABELS unit)
+td_test(unit_safetensors SOURCES safetensors_test.c checkpoint_fixture.c DEPS td_checkpoint LABELS unit)
