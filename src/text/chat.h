@@ -1,12 +1,13 @@
 /* From a chat request to the prompt text of GLM-5.3-Flash.
  *
- * The checkpoint's chat template is not executed: its rules are written here once, in C, together with what requests need
- * before a template may see them (merged system messages, developer role, parsed arguments, ...). docs/chat.md has the
- * rules in words.
+ * The checkpoint's chat template is not executed: its rules are written here once, in C, together with what requests
+ * need before a template may see them (merged system messages, developer role, parsed arguments, ...). docs/chat.md has
+ * the rules in words.
  *
- * Media travel by position. The prompt is one text plus a list of places in it where a picture or clip stands; text that
- * merely quotes <|image|> has no entry there and stays text. To encode: cut the text at the media marks; in the pieces
- * every added token counts except <|image|> and <|video|>, which are ordinary text; a mark becomes its medium's slots. */
+ * Media travel by position. The prompt is one text plus a list of places in it where a picture or clip stands; text
+ * that merely quotes <|image|> has no entry there and stays text. To encode: cut the text at the media marks; in the
+ * pieces every added token counts except <|image|> and <|video|>, which are ordinary text; a mark becomes its medium's
+ * slots. */
 #ifndef TD_TEXT_CHAT_H
 #define TD_TEXT_CHAT_H
 
@@ -15,8 +16,8 @@
 
 TD_BEGIN_C
 
-#define TD_CHAT_PARAM_CAP  96
-#define TD_CHAT_MAX_TOOLS  4096
+#define TD_CHAT_PARAM_CAP        96
+#define TD_CHAT_MAX_TOOLS        4096
 #define TD_CHAT_MAX_PROMPT_BYTES ((size_t)256 << 20)
 
 typedef enum td_chat_effort { TD_EFFORT_NONE, TD_EFFORT_LOW, TD_EFFORT_HIGH, TD_EFFORT_MAX } td_chat_effort;
@@ -53,8 +54,8 @@ typedef struct td_chat_prompt {
     size_t n_bytes;
     const td_chat_media *media; /* in order of position */
     size_t n_media;
-    td_chat_effort effort; /* as rendered; TD_EFFORT_NONE = thinking off */
-    td_reply_start start;  /* how the reply begins: what td_reasoning_init wants */
+    td_chat_effort effort;       /* as rendered; TD_EFFORT_NONE = thinking off */
+    td_reply_start start;        /* how the reply begins: what td_reasoning_init wants */
     const td_json *const *tools; /* function objects that were offered and count for tool_choice, in order */
     size_t n_tools;
     td_chat_choice choice;

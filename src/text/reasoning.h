@@ -30,22 +30,22 @@ typedef struct td_reply_ids {
 
 typedef struct td_reasoning {
     td_reply_ids ids;
-    td_stop *stop;          /* borrowed; NULL: no stop strings */
-    int state;              /* private, as all below */
-    int tag_matched;        /* text form: bytes of the tag seen at the end of the text */
-    bool may_open;          /* a first <think> opens a think block */
-    td_buf held, kinds;     /* text not given out yet, and for every byte of it what it is */
+    td_stop *stop;      /* borrowed; NULL: no stop strings */
+    int state;          /* private, as all below */
+    int tag_matched;    /* text form: bytes of the tag seen at the end of the text */
+    bool may_open;      /* a first <think> opens a think block */
+    td_buf held, kinds; /* text not given out yet, and for every byte of it what it is */
     int64_t n_reasoning_tokens;
-    int stopped_by;         /* index of the stop string, -1: none yet */
+    int stopped_by; /* index of the stop string, -1: none yet */
 } td_reasoning;
 
 void td_reasoning_init(td_reasoning *split, td_reply_start start, const td_reply_ids *ids, td_stop *stop);
 void td_reasoning_deinit(td_reasoning *split);
 
 /* One token and the text it completes (whole characters; may be empty; a tag's text included). Appends what is certain
- * to reasoning and content; a caller that streams sends reasoning first, in a chunk of its own. may_stop = false: a stop
- * string that is complete with this token does not count (min_tokens).
- * Returns true once a stop string has ended the reply: the rest of the text is omitted, further calls do nothing. */
+ * to reasoning and content; a caller that streams sends reasoning first, in a chunk of its own. may_stop = false: a
+ * stop string that is complete with this token does not count (min_tokens). Returns true once a stop string has ended
+ * the reply: the rest of the text is omitted, further calls do nothing. */
 bool td_reasoning_feed(td_reasoning *split, int32_t id, const char *text, size_t n_bytes, bool may_stop,
                        td_buf *reasoning, td_buf *content);
 

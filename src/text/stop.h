@@ -1,9 +1,9 @@
 /* Stop strings on a stream of text that arrives in pieces of any size.
  *
- * Text is looked at byte by byte, so the result never depends on how it was cut: the first byte at which any stop string
- * is complete ends the reply; if several end there, the longest counts (the one that began first). Text that could be
- * the beginning of a stop string must be held back by the caller: td_stop_held() says how many of the last bytes.
- * Stop strings are valid UTF-8, so a match or a held piece always begins at a character's first byte. */
+ * Text is looked at byte by byte, so the result never depends on how it was cut: the first byte at which any stop
+ * string is complete ends the reply; if several end there, the longest counts (the one that began first). Text that
+ * could be the beginning of a stop string must be held back by the caller: td_stop_held() says how many of the last
+ * bytes. Stop strings are valid UTF-8, so a match or a held piece always begins at a character's first byte. */
 #ifndef TD_TEXT_STOP_H
 #define TD_TEXT_STOP_H
 

@@ -1,0 +1,2 @@
+td_test(unit_chat SOURCES chat_test.c DEPS td_text LABELS unit)
+td_test(unit_reply SOURCES reply_test.c DEPS td_text LABELS unit)
