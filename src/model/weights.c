@@ -2,8 +2,7 @@
  * memory layout and the loader share (builder.h). Stacks exist so that one product serves everything that reads the
  * same input. What is the same for every shard (latent projections, router, norms, embedding) is held once a rank. */
 #include "model/builder.h"
-
-#include <math.h>
+#include "ops/math.h"
 
 static td_range all_of(int64_t n)
 {
@@ -35,12 +34,12 @@ static void build_site(td_builder *b, const td_config *c, td_model_site *site, c
     td_build_vector(b, &site->norm, norm, c->hidden);
 }
 
-/* exp(A_log) in double, rounded once: the same bits with every C library. */
+/* exp(A_log). */
 static void exponentiate(td_builder *b, const float *values, int n)
 {
     if (b->mem || b->status) return;
     float *out = (float *)values;
-    for (int i = 0; i < n; i++) out[i] = (float)exp((double)out[i]);
+    for (int i = 0; i < n; i++) out[i] = td_expf(out[i]);
 }
 
 static void build_kda_shard(td_builder *b, const td_model *m, td_model_kda_shard *shard, td_range heads)
