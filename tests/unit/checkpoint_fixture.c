@@ -131,6 +131,12 @@ static uint64_t bytes_of(const fx_tensor *t)
     return n;
 }
 
+/* Where the next tensor may start: an edit may leave 6 bytes before an F32. */
+static uint64_t aligned(uint64_t at)
+{
+    return (at + 7) / 8 * 8;
+}
+
 static void write_shard(const fx_folder *fx, const char *name, size_t first, size_t end)
 {
     char *header = NULL;
@@ -140,6 +146,7 @@ static void write_shard(const fx_folder *fx, const char *name, size_t first, siz
     fprintf(text, "{\"__metadata__\": {\"format\": \"pt\"}");
     for (size_t i = first; i < end; i++) {
         const fx_tensor *t = &fx->tensors[i];
+        at = aligned(at);
         fprintf(text, ", \"%s\": {\"dtype\": \"%s\", \"shape\": [", t->name, t->dtype);
         for (int d = 0; d < t->rank; d++) fprintf(text, "%s%lld", d ? ", " : "", (long long)t->shape[d]);
         fprintf(text, "], \"data_offsets\": [%llu, %llu]}", (unsigned long long)at,
@@ -160,6 +167,7 @@ static void write_shard(const fx_folder *fx, const char *name, size_t first, siz
     at = 8 + n_header;
     for (size_t i = first; i < end; i++) {
         const fx_tensor *t = &fx->tensors[i];
+        at = aligned(at);
         if (t->data) {
             fseeko(file, (off_t)at, SEEK_SET);
             fwrite(t->data, 1, bytes_of(t), file);
