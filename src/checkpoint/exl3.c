@@ -94,25 +94,8 @@ td_status td_exl3_slice(const td_exl3 *w, int k0, int k1, int n0, int n1, void *
     return TD_OK;
 }
 
-/* Unscaled transform of count columns at once: x[128][stride], along the rows. Sums of fp16 values stay exact in
- * double. */
-static void hadamard_rows(double *x, size_t stride, int count)
-{
-    for (int step = 1; step < TD_EXL3_BLOCK; step *= 2) {
-        for (int i = 0; i < TD_EXL3_BLOCK; i++) {
-            if (i & step) continue;
-            double *lower = x + (size_t)i * stride, *upper = lower + (size_t)step * stride;
-            for (int c = 0; c < count; c++) {
-                double a = lower[c], b = upper[c];
-                lower[c] = a + b;
-                upper[c] = a - b;
-            }
-        }
-    }
-}
-
 /* Block (kb, nb) of 128 x 128: both rotations in double (the sums are exact: 16,384 multiples of 2^-17 below 4), the
- * scales, one rounding. in and turned are scratch. */
+ * scales, one rounding. block and turned are scratch. */
 static void restore_block(const td_exl3 *w, int kb, int nb, double *block, double *turned, float *out)
 {
     enum { N = TD_EXL3_BLOCK, T = TD_EXL3_TILE };
@@ -124,9 +107,9 @@ static void restore_block(const td_exl3 *w, int kb, int nb, double *block, doubl
                 block[(kt * T + i / T) * N + nt * T + i % T] = (double)tile[i];
         }
     }
-    hadamard_rows(block, N, N);
+    td_hadamard128_down_f64(block, N, N, 1.0);
     for (int i = 0; i < N * N; i++) turned[(i % N) * N + i / N] = block[i];
-    hadamard_rows(turned, N, N);
+    td_hadamard128_down_f64(turned, N, N, 1.0);
     for (int i = 0; i < N; i++) {
         size_t row = (size_t)kb * N + (size_t)i;
         double suh = (double)td_f16_f32(w->suh[row]);

@@ -60,7 +60,7 @@ void td_exl3_tile_f32(const td_exl3 *w, int kt, int nt, float out[TD_EXL3_TILE_V
 void td_exl3_panel_f32(const td_exl3 *w, int nt, int k0, int k1, float *out);
 
 /* W itself, out[k][n]: the exact product, rounded once to fp32. Slow (double, whole blocks); for tests and tools.
- * TD_ENOMEM when the scratch of k * 128 doubles is not to be had. */
+ * TD_ENOMEM when the scratch of two blocks is not to be had. */
 td_status td_exl3_restore(const td_exl3 *w, float *out, td_error *err);
 
 /* Cuts inputs k0..k1-1 and outputs n0..n1-1 out of w for one rank: copies into buffer (2-byte aligned,

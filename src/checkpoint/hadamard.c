@@ -40,3 +40,37 @@ void td_hadamard128_blocks(float *x, size_t n, float scale)
 {
     for (size_t i = 0; i + TD_HADAMARD_N <= n; i += TD_HADAMARD_N) td_hadamard128(x + i, scale);
 }
+
+void td_hadamard128_down(float *x, size_t stride, size_t count, float scale)
+{
+    for (int step = 1; step < TD_HADAMARD_N; step *= 2) {
+        for (int i = 0; i < TD_HADAMARD_N; i++) {
+            if (i & step) continue;
+            float *lower = x + (size_t)i * stride, *upper = lower + (size_t)step * stride;
+            for (size_t c = 0; c < count; c++) {
+                float a = lower[c], b = upper[c];
+                lower[c] = a + b;
+                upper[c] = a - b;
+            }
+        }
+    }
+    for (int i = 0; i < TD_HADAMARD_N; i++)
+        for (size_t c = 0; c < count; c++) x[(size_t)i * stride + c] *= scale;
+}
+
+void td_hadamard128_down_f64(double *x, size_t stride, size_t count, double scale)
+{
+    for (int step = 1; step < TD_HADAMARD_N; step *= 2) {
+        for (int i = 0; i < TD_HADAMARD_N; i++) {
+            if (i & step) continue;
+            double *lower = x + (size_t)i * stride, *upper = lower + (size_t)step * stride;
+            for (size_t c = 0; c < count; c++) {
+                double a = lower[c], b = upper[c];
+                lower[c] = a + b;
+                upper[c] = a - b;
+            }
+        }
+    }
+    for (int i = 0; i < TD_HADAMARD_N; i++)
+        for (size_t c = 0; c < count; c++) x[(size_t)i * stride + c] *= scale;
+}

@@ -17,5 +17,9 @@ void td_hadamard128(float x[TD_HADAMARD_N], float scale);
 /* n (a multiple of 128) values, block by block. */
 void td_hadamard128_blocks(float *x, size_t n, float scale);
 
+/* The same transform down the columns of x[128][stride], the first count columns; stages in the same order. */
+void td_hadamard128_down(float *x, size_t stride, size_t count, float scale);
+void td_hadamard128_down_f64(double *x, size_t stride, size_t count, double scale);
+
 TD_END_C
 #endif

@@ -172,8 +172,8 @@ static void test_hadamard(void **state)
         }
         for (int stride = 1; stride < 128; stride *= 2) {
             for (int i = 0; i < 128; i++) {
-                float *a = z + block + i, *b = a + stride, lower = *a + *b, upper = *a - *b;
                 if (i & stride) continue;
+                float *a = z + block + i, *b = a + stride, lower = *a + *b, upper = *a - *b;
                 *a = lower;
                 *b = upper;
             }
