@@ -1,0 +1,157 @@
+/* Hyper-connections: leave one site, enter the next, a row at a time. Orders of summation: docs/arithmetic.md. */
+#include "ops/hyper.h"
+#include "ops/cpu/cpu.h"
+#include "ops/math.h"
+#include "ops/simd.h"
+
+enum { S = TD_STREAMS, MIXES = 2 * S + S * S }; /* pre 0..3, post 4..7, comb 8..23 */
+
+typedef float v4 __attribute__((vector_size(16)));
+
+typedef struct own_scratch {
+    float *x; /* [4][dim] streams */
+    float *b; /* [dim] block output, then the collapsed row */
+} own_scratch;
+
+static void carve(td_arena *arena, int dim, own_scratch *s)
+{
+    s->x = td_take_f32(arena, (size_t)S * (size_t)dim);
+    s->b = td_take_f32(arena, (size_t)dim);
+}
+
+size_t td_cpu_hyper_own_bytes(const td_dev_limits *limits)
+{
+    td_arena arena;
+    own_scratch s;
+    td_arena_init_fixed(&arena, NULL, SIZE_MAX);
+    carve(&arena, limits->dim, &s);
+    return arena.used_bytes;
+}
+
+typedef struct hyper_job {
+    td_cpu_dev *dev;
+    const td_hyper_args *a;
+} hyper_job;
+
+/* X_s = act( post_s b + (((C_0s X_0 + C_1s X_1) + C_2s X_2) + C_3s X_3) ) */
+static void leave(const hyper_job *job, int row, own_scratch *s)
+{
+    const td_hyper_args *a = job->a;
+    size_t dim = (size_t)a->dim;
+    const float *p0 = a->partials + (size_t)row * dim, *p1 = p0 + (size_t)a->n_rows * dim;
+    const float *post = a->post + (size_t)row * S, *c = a->comb + (size_t)row * S * S;
+    for (size_t d = 0; d < dim; d++) s->b[d] = p0[d] + p1[d];
+    td_round_act(job->dev, s->b, dim);
+    float *x0 = s->x, *x1 = x0 + dim, *x2 = x1 + dim, *x3 = x2 + dim;
+    for (size_t d = 0; d < dim; d++) {
+        float y[S];
+        for (int k = 0; k < S; k++)
+            y[k] =
+                post[k] * s->b[d] + (((c[k] * x0[d] + c[S + k] * x1[d]) + c[2 * S + k] * x2[d]) + c[3 * S + k] * x3[d]);
+        x0[d] = y[0];
+        x1[d] = y[1];
+        x2[d] = y[2];
+        x3[d] = y[3];
+    }
+    td_round_act(job->dev, s->x, S * dim);
+    td_store_act(job->dev, a->x, (size_t)row * S * dim, s->x, S * dim);
+}
+
+/* m_k = rms * sum_c fn[k][c] x[c]: 16 lanes and a tree each, four k share the loads of x. */
+static void mixes(const td_hyper_args *a, const float *x, float m[MIXES])
+{
+    size_t n = (size_t)S * (size_t)a->dim;
+    float rms = 1.0f / sqrtf(td_dot(x, x, n) / (float)n + a->rms_eps);
+    for (int k = 0; k < MIXES; k += 4) {
+        const float *fn = a->fn + (size_t)k * n;
+        td_v16 acc[4] = { td_v16_splat(0.0f), td_v16_splat(0.0f), td_v16_splat(0.0f), td_v16_splat(0.0f) };
+        for (size_t c = 0; c < n; c += TD_LANES) {
+            td_v16 xc = td_v16_load(x + c);
+            TD_UNROLL
+            for (int j = 0; j < 4; j++) acc[j] = td_v16_fma(td_v16_load(fn + (size_t)j * n + c), xc, acc[j]);
+        }
+        for (int j = 0; j < 4; j++) m[k + j] = rms * td_v16_sum(acc[j]);
+    }
+}
+
+static void transpose(v4 c[S])
+{
+    v4 t[S];
+    for (int i = 0; i < S; i++) t[i] = (v4){ c[0][i], c[1][i], c[2][i], c[3][i] };
+    memcpy(c, t, sizeof t);
+}
+
+/* c[i][j] /= ((c[0][j] + c[1][j]) + c[2][j]) + c[3][j] + eps: columns. Rows: the same on the transpose. */
+static void normalise_columns(v4 c[S], float eps)
+{
+    v4 sum = ((c[0] + c[1]) + c[2]) + c[3] + (v4){ eps, eps, eps, eps };
+    for (int i = 0; i < S; i++) c[i] /= sum;
+}
+
+static void sinkhorn(const td_hyper_args *a, const float *logits, float *comb)
+{
+    v4 c[S];
+    for (int i = 0; i < S; i++) {
+        const float *l = logits + S * i;
+        float max = l[0], e[S], sum = 0.0f;
+        for (int j = 1; j < S; j++) max = l[j] > max ? l[j] : max;
+        for (int j = 0; j < S; j++) sum += e[j] = td_expf(l[j] - max);
+        for (int j = 0; j < S; j++) c[i][j] = e[j] / sum + a->hc_eps;
+    }
+    normalise_columns(c, a->hc_eps);
+    for (int t = 1; t < a->iters; t++) {
+        transpose(c);
+        normalise_columns(c, a->hc_eps);
+        transpose(c);
+        normalise_columns(c, a->hc_eps);
+    }
+    for (int i = 0; i < S; i++)
+        for (int j = 0; j < S; j++) comb[S * i + j] = c[i][j];
+}
+
+static void enter(const hyper_job *job, int row, own_scratch *s)
+{
+    const td_hyper_args *a = job->a;
+    size_t dim = (size_t)a->dim;
+    float m[MIXES], pre[S];
+    mixes(a, s->x, m);
+    for (int k = 0; k < MIXES; k++) m[k] = m[k] * a->scale[k < S ? 0 : k < 2 * S ? 1 : 2] + a->base[k];
+    for (int k = 0; k < S; k++) {
+        pre[k] = td_sigmoidf(m[k]) + a->hc_eps;
+        a->post[(size_t)row * S + (size_t)k] = 2.0f * td_sigmoidf(m[S + k]);
+    }
+    sinkhorn(a, m + 2 * S, a->comb + (size_t)row * S * S);
+    const float *x0 = s->x, *x1 = x0 + dim, *x2 = x1 + dim, *x3 = x2 + dim;
+    float *b = s->b;
+    for (size_t d = 0; d < dim; d++) b[d] = ((pre[0] * x0[d] + pre[1] * x1[d]) + pre[2] * x2[d]) + pre[3] * x3[d];
+    td_round_act(job->dev, b, dim);
+    float inverse = 1.0f / sqrtf(td_dot(b, b, dim) / (float)dim + a->rms_eps);
+    for (size_t d = 0; d < dim; d++) b[d] *= inverse;
+    td_round_act(job->dev, b, dim);
+    for (size_t d = 0; d < dim; d++) b[d] *= a->norm[d];
+    td_store_act(job->dev, a->n, (size_t)row * dim, b, dim);
+}
+
+static void hyper_rows(void *ctx, int thread, int begin, int end)
+{
+    const hyper_job *job = (const hyper_job *)ctx;
+    size_t n = (size_t)S * (size_t)job->a->dim;
+    td_arena arena;
+    own_scratch s;
+    td_cpu_scratch(job->dev, thread, &arena);
+    carve(&arena, job->a->dim, &s);
+    for (int r = begin; r < end; r++) {
+        td_load_act(job->dev, job->a->x, (size_t)r * n, s.x, n);
+        if (job->a->partials) leave(job, r, &s);
+        if (job->a->fn) enter(job, r, &s);
+    }
+}
+
+td_status td_cpu_hyper(td_dev *dev, const td_hyper_args *a)
+{
+    td_cpu_dev *cpu = td_cpu(dev);
+    if (a->n_rows < 0 || a->dim < 16 || a->dim % 16 || a->dim > cpu->limits.dim || a->iters < 0) return TD_EINVAL;
+    hyper_job job = { cpu, a };
+    td_cpu_for(cpu, a->n_rows, (double)(MIXES + 8) * S * a->dim, hyper_rows, &job);
+    return TD_OK;
+}
