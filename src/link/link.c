@@ -284,7 +284,7 @@ td_status td_link_barrier(td_link *link, const char *label, int timeout_ms, td_e
 {
     size_t n = strlen(label);
     if (n == 0 || n > TD_LINK_LABEL_MAX) return td_fail(err, TD_EINVAL, "barrier label of %zu bytes", n);
-    link->ops->quiesce(link);
+    link->ops->progress(link);
     return link->control ? td_control_barrier(link->control, label, timeout_ms, err) : TD_OK;
 }
 

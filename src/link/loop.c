@@ -38,6 +38,5 @@ const td_transport td_transport_loop = {
     .exchange_piece = loop_exchange_piece,
     .exchange_sent = loop_exchange_sent,
     .progress = loop_nothing,
-    .quiesce = loop_nothing,
     .close = loop_nothing,
 };

@@ -1,6 +1,7 @@
 /* Step messages over their own connection, read and written by the engine thread itself: no hand-over between threads
  * on the way, and a prompt of megabytes does not stand before a beat. Rank 1 looks for the next message for a moment
  * (in a decode loop it is almost there), then blocks in poll() on the connection and on the control thread's news. */
+#include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +111,7 @@ static td_status look(td_link *link, td_error *err)
 static td_status await_head(td_link *link, int timeout_ms, td_error *err)
 {
     int64_t start_ns = td_now_ns(), last_ns = start_ns, waited_ns = 0, stopped_ns = 0;
-    bool quiet = false;
+    int slice_ms = 1;
     for (;;) {
         td_status status = look(link, err);
         if (status != TD_EAGAIN) return status;
@@ -121,14 +122,12 @@ static td_status await_head(td_link *link, int timeout_ms, td_error *err)
         if (health == TD_LINK_LOST || stopped_ns > 50000000) return td_control_reason(link->control, err);
         if (timeout_ms >= 0 && waited_ns >= (int64_t)timeout_ms * 1000000)
             return td_fail(err, TD_ETIMEOUT, "no step message within %d ms", timeout_ms);
-        if (waited_ns < SPIN_NS) {
-            link->ops->progress(link);
-            continue;
-        }
-        if (!quiet) link->ops->quiesce(link);
-        quiet = true;
-        int left_ms = timeout_ms < 0 ? 1000 : timeout_ms - (int)(waited_ns / 1000000);
-        block(link, POLLIN, left_ms < 1000 ? left_ms : 1000);
+        link->ops->progress(
+            link); /* should the last gather have left anything to send, it must not wait for the next */
+        if (waited_ns < SPIN_NS) continue;
+        int left_ms = timeout_ms < 0 ? INT_MAX : timeout_ms - (int)(waited_ns / 1000000);
+        block(link, POLLIN, left_ms < slice_ms ? left_ms : slice_ms);
+        slice_ms = slice_ms < 1000 ? 2 * slice_ms : 1000;
     }
 }
 

@@ -16,8 +16,6 @@ typedef struct td_transport {
                                 td_error *err);                               /* until recv[piece] is there */
     td_status (*exchange_sent)(td_link *link, td_exchange *x, td_error *err); /* until all of send is done */
     void (*progress)(td_link *link);
-    /* Until nothing that this rank still owes the peer depends on progress being called: before it blocks elsewhere. */
-    void (*quiesce)(td_link *link);
     void (*close)(td_link *link); /* state may be half made */
 } td_transport;
 

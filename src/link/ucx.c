@@ -7,10 +7,15 @@
  * Tags. One kind for gathers and one for exchanges, a running number below. A receive matches its kind only and then
  * looks at the number and length that came: ranks out of step are an error at once, not a wait.
  *
- * Threads. The worker belongs to the engine thread: nothing moves unless it calls progress. What this rank still owes
- * the peer is therefore flushed before the engine thread blocks elsewhere (quiesce), and a dead peer is noticed by the
- * control thread. */
-#include <limits.h>
+ * What is owed. The worker belongs to the engine thread: nothing moves unless it calls progress. A send that TCP calls
+ * done may still lie in UCX's buffer, and the peer would wait for it while this thread computes or sleeps. Flushing is
+ * no way out: on TCP it is a round trip and needs the peer's progress in turn (measured: twice the latency, and a wait
+ * without end when the peer blocks elsewhere). Instead: up to RNDV_THRESH bytes fit into the socket's send buffer,
+ * which the peer has emptied, for it sent its gather k only after it had all of ours up to k-1; above, the rendezvous
+ * protocol calls a send done when the peer has the bytes. What is left then is at most an acknowledgement, and a last
+ * look at progress sends it.
+ *
+ * A dead peer is noticed by the control thread, also while this thread computes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,9 +30,11 @@
 #define TAG_GATHER    (1ull << 56)
 #define TAG_EXCHANGE  (2ull << 56)
 
+#define RNDV_THRESH "32k" /* at most what a fresh socket's send buffer holds; see above */
+
 #define ADDRESS_TIMEOUT_MS 60000
 #define VERDICT_MS         300  /* for the control thread to say what became of the peer */
-#define CLOSE_MS           1000 /* for what is under way to leave, when closing */
+#define CLOSE_MS           1000 /* for the endpoint to close */
 
 typedef struct ucx {
     ucp_context_h context;
@@ -38,7 +45,6 @@ typedef struct ucx {
     uint64_t n_gathers, n_exchanges;
     void *recv, *send;   /* of the gather under way; left to close after a failure */
     bool endpoint_fails; /* UCX's own failure handling is on */
-    bool hardware_sends; /* once posted a send needs no progress of ours: rc */
 } ucx;
 
 static void on_broken(void *arg, ucp_ep_h ep, ucs_status_t status)
@@ -130,38 +136,11 @@ static td_status check_came(td_link *link, const ucp_tag_recv_info_t *info, uint
                            (unsigned long long)(info->sender_tag & ~TAG_KIND_MASK), info->length);
 }
 
+/* Until UCX has nothing left to do, and so nothing left to send: see "What is owed" at the head. */
 static void ucx_progress(td_link *link)
 {
     ucx *u = link->state;
     while (ucp_worker_progress(u->worker) != 0) continue;
-}
-
-/* Flushes for at most limit_ms, or until the peer is lost. */
-static void flush_for(td_link *link, int limit_ms)
-{
-    ucx *u = link->state;
-    ucp_request_param_t param = { 0 };
-    if (!u->ep || u->broken != UCS_OK) return;
-    void *request = ucp_ep_flush_nbx(u->ep, &param);
-    if (UCS_PTR_IS_ERR(request)) return;
-    td_wait wait = td_wait_start(link->control, "a flush", INT_MAX, INT_MAX);
-    while (look(&request, NULL) == UCS_INPROGRESS && wait.waited_ns < (int64_t)limit_ms * 1000000 &&
-           u->broken == UCS_OK)
-        if (ucp_worker_progress(u->worker) == 0 && td_wait_more(&wait, NULL) != TD_OK) break;
-    if (request) ucp_request_free(request); /* it ends by itself, or with the endpoint */
-}
-
-static void ucx_quiesce(td_link *link)
-{
-    if (td_control_health(link->control) != TD_LINK_LOST) flush_for(link, link->late_ms);
-}
-
-/* On TCP a finished send may still lie in UCX's own buffer, and only progress sends the rest: if the engine thread went
- * to compute or to sleep now, the peer would wait for us. Costs ~0.1 us when there is nothing left. */
-static void push_out(td_link *link)
-{
-    ucx *u = link->state;
-    if (!u->hardware_sends) flush_for(link, link->late_ms);
 }
 
 static td_status ucx_gather(td_link *link, void *buf, size_t n_bytes, td_error *err)
@@ -181,7 +160,7 @@ static td_status ucx_gather(td_link *link, void *buf, size_t n_bytes, td_error *
     td_status status = wait_for(link, &u->recv, &info, &wait, err);
     if (status == TD_OK) status = check_came(link, &info, tag, n_bytes, what, err);
     if (status == TD_OK) status = wait_for(link, &u->send, NULL, &wait, err);
-    if (status == TD_OK) push_out(link);
+    if (status == TD_OK) ucx_progress(link);
     return status;
 }
 
@@ -226,7 +205,7 @@ static td_status ucx_exchange_sent(td_link *link, td_exchange *x, td_error *err)
         td_status status = wait_for(link, &x->send[i], NULL, &wait, err);
         if (status != TD_OK) return status;
     }
-    push_out(link);
+    ucx_progress(link);
     return TD_OK;
 }
 
@@ -263,6 +242,7 @@ static td_status configure(const td_link_options *o, ucp_config_t *config, td_er
         { "MEMTYPE_CACHE", "n", true }, /* all memory is host memory */
         { "WARN_UNUSED_ENV_VARS", "n", true },
         { "KEEPALIVE_INTERVAL", "2s", true },
+        { "RNDV_THRESH", strcmp(o->transport, "rc") == 0 ? NULL : RNDV_THRESH, false },
         { "MAX_RNDV_RAILS", "2", true },
         { "MAX_EAGER_RAILS", "1", true },
     };
@@ -367,7 +347,6 @@ td_status td_ucx_open(td_link *link, const td_link_options *options, td_error *e
     ucx *u = calloc(1, sizeof *u);
     if (!u) return td_fail(err, TD_ENOMEM, "link: out of memory");
     link->state = u;
-    u->hardware_sends = strcmp(options->transport, "rc") == 0;
     td_status status = create_worker(link, options, err);
     if (status == TD_OK) status = connect_peer(link, err);
     if (status == TD_OK)
@@ -386,14 +365,13 @@ static void abandon(ucx *u, void *request)
 static void close_endpoint(td_link *link)
 {
     ucx *u = link->state;
-    if (td_control_health(link->control) != TD_LINK_LOST) flush_for(link, CLOSE_MS);
     abandon(u, u->recv);
     abandon(u, u->send);
     for (int i = 0; link->exchange && i < TD_LINK_PIECES_MAX; i++) {
         abandon(u, link->exchange->recv[i]);
         abandon(u, link->exchange->send[i]);
     }
-    /* Always by force: everything has been flushed, or the peer is lost; a closing handshake could only wait for it. */
+    /* By force: nothing is owed, or the peer is lost; a closing handshake could only wait for it. */
     ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE };
     if (!u->endpoint_fails) param.op_attr_mask = 0;
     void *request = ucp_ep_close_nbx(u->ep, &param);
@@ -421,6 +399,5 @@ const td_transport td_transport_ucx = {
     .exchange_piece = ucx_exchange_piece,
     .exchange_sent = ucx_exchange_sent,
     .progress = ucx_progress,
-    .quiesce = ucx_quiesce,
     .close = ucx_close,
 };
