@@ -62,7 +62,7 @@ typedef struct td_server_options {
     bool reasoning_both;        /* replies carry `reasoning` beside `reasoning_content` */
     double keepalive_s;         /* comment on a silent stream after; (0: 15); negative: never */
     int body_limit_bytes;       /* (0: 96 MiB) one request body */
-    int64_t bodies_limit_bytes; /* (0: 512 MiB) all request bodies held at one time: further ones get 503 */
+    int64_t bodies_limit_bytes; /* (0: 256 MiB) all request bodies held at one time: further ones get 503 */
     int max_connections;        /* (0: 1024) further ones get 503 */
 
     /* limits of time, seconds */

@@ -1,0 +1,223 @@
+/* Deadlines of connections, and the few things that are done on their sockets beside libmicrohttpd. */
+#include "server/conn.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <linux/tcp.h> /* struct tcp_info with tcpi_bytes_received, which netinet/tcp.h lacks */
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum { CHECK_MS = 500, REFUSE_SEND_MS = 2000, REFUSE_DRAIN_MS = 2000 };
+
+struct td_conn {
+    td_conn *prev, *next;
+    int fd;
+    td_phase phase;
+    int64_t since_ns;       /* start of the phase; of a body: its last bytes */
+    uint64_t bytes_at_idle; /* received when the connection became idle: one more is the beginning of a request */
+};
+
+static uint64_t bytes_received(int fd)
+{
+    struct tcp_info info;
+    socklen_t n_bytes = sizeof info;
+    memset(&info, 0, sizeof info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n_bytes) != 0) return 0;
+    return info.tcpi_bytes_received;
+}
+
+static void end(td_conn *conn)
+{
+    conn->phase = TD_PHASE_CLOSED;
+    shutdown(conn->fd, SHUT_RDWR); /* wakes the connection's thread, which then closes */
+}
+
+/* The reply fits any socket buffer, and nothing else is being written in these phases. */
+static void end_with_408(td_conns *conns, td_conn *conn)
+{
+    (void)!send(conn->fd, conns->timeout_reply, conns->timeout_reply_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    end(conn);
+}
+
+static void check(td_conns *conns, td_conn *conn, int64_t now_ns)
+{
+    double age_s = (double)(now_ns - conn->since_ns) * 1e-9;
+    switch (conn->phase) {
+    case TD_PHASE_IDLE:
+        if (bytes_received(conn->fd) > conn->bytes_at_idle) {
+            conn->phase = TD_PHASE_HEADER;
+            conn->since_ns = now_ns;
+        } else if (age_s > conns->idle_s) {
+            end(conn);
+        }
+        break;
+    case TD_PHASE_HEADER:
+        if (age_s > conns->header_s) end_with_408(conns, conn);
+        break;
+    case TD_PHASE_BODY:
+        if (age_s > conns->body_s) end_with_408(conns, conn);
+        break;
+    case TD_PHASE_WORK:
+    case TD_PHASE_CLOSED: break;
+    }
+}
+
+static void *watch(void *context)
+{
+    td_conns *conns = context;
+    pthread_mutex_lock(&conns->mutex);
+    while (conns->running) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += CHECK_MS * 1000000l;
+        until.tv_sec += until.tv_nsec / 1000000000l;
+        until.tv_nsec %= 1000000000l;
+        pthread_cond_timedwait(&conns->wake, &conns->mutex, &until);
+        int64_t now_ns = td_now_ns();
+        for (td_conn *conn = conns->first; conn; conn = conn->next) check(conns, conn, now_ns);
+    }
+    pthread_mutex_unlock(&conns->mutex);
+    return NULL;
+}
+
+td_status td_conns_init(td_conns *conns, double header_s, double body_s, double idle_s, const char *timeout_reply,
+                        td_error *err)
+{
+    memset(conns, 0, sizeof *conns);
+    conns->header_s = header_s;
+    conns->body_s = body_s;
+    conns->idle_s = idle_s;
+    conns->timeout_reply_bytes = strlen(timeout_reply);
+    td_check(conns->timeout_reply_bytes < sizeof conns->timeout_reply);
+    memcpy(conns->timeout_reply, timeout_reply, conns->timeout_reply_bytes);
+
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&conns->mutex, NULL);
+    pthread_cond_init(&conns->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    conns->running = true;
+    int failed = pthread_create(&conns->thread, NULL, watch, conns);
+    if (failed) {
+        conns->running = false;
+        pthread_cond_destroy(&conns->wake);
+        pthread_mutex_destroy(&conns->mutex);
+        return td_fail(err, TD_EIO, "cannot start a thread: %s", strerror(failed));
+    }
+    return TD_OK;
+}
+
+void td_conns_deinit(td_conns *conns)
+{
+    pthread_mutex_lock(&conns->mutex);
+    conns->running = false;
+    pthread_cond_signal(&conns->wake);
+    pthread_mutex_unlock(&conns->mutex);
+    pthread_join(conns->thread, NULL);
+    td_check(!conns->first);
+    pthread_cond_destroy(&conns->wake);
+    pthread_mutex_destroy(&conns->mutex);
+}
+
+int td_conns_count(td_conns *conns)
+{
+    pthread_mutex_lock(&conns->mutex);
+    int n = conns->n;
+    pthread_mutex_unlock(&conns->mutex);
+    return n;
+}
+
+td_conn *td_conn_open(td_conns *conns, int fd)
+{
+    td_conn *conn = calloc(1, sizeof *conn);
+    if (!conn) return NULL;
+    conn->fd = fd;
+    conn->phase = TD_PHASE_IDLE;
+    conn->since_ns = td_now_ns();
+    pthread_mutex_lock(&conns->mutex);
+    conn->next = conns->first;
+    if (conn->next) conn->next->prev = conn;
+    conns->first = conn;
+    conns->n++;
+    pthread_mutex_unlock(&conns->mutex);
+    return conn;
+}
+
+void td_conn_close(td_conns *conns, td_conn *conn)
+{
+    pthread_mutex_lock(&conns->mutex);
+    if (conn->prev)
+        conn->prev->next = conn->next;
+    else
+        conns->first = conn->next;
+    if (conn->next) conn->next->prev = conn->prev;
+    conns->n--;
+    pthread_mutex_unlock(&conns->mutex);
+    free(conn);
+}
+
+bool td_conn_enter(td_conns *conns, td_conn *conn, td_phase phase)
+{
+    pthread_mutex_lock(&conns->mutex);
+    bool open = conn->phase != TD_PHASE_CLOSED;
+    if (open) {
+        conn->phase = phase;
+        conn->since_ns = td_now_ns();
+        if (phase == TD_PHASE_IDLE) conn->bytes_at_idle = bytes_received(conn->fd);
+    }
+    pthread_mutex_unlock(&conns->mutex);
+    return open;
+}
+
+void td_conn_end(td_conns *conns, td_conn *conn)
+{
+    pthread_mutex_lock(&conns->mutex);
+    end(conn);
+    pthread_mutex_unlock(&conns->mutex);
+}
+
+bool td_conn_left(const td_conn *conn)
+{
+    /* POLLRDHUP also shows behind bytes that were sent ahead and not read yet, where a peeking recv() would not see it.
+     */
+    struct pollfd p = { .fd = conn->fd, .events = POLLRDHUP };
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
+}
+
+/* Waits for events until the deadline; false: it passed, or the connection broke. */
+static bool wait_for(int fd, short events, int64_t deadline_ns)
+{
+    int64_t left_ns = deadline_ns - td_now_ns();
+    struct pollfd p = { .fd = fd, .events = events };
+    if (left_ns <= 0) return false;
+    return poll(&p, 1, (int)(left_ns / 1000000) + 1) > 0 && !(p.revents & (POLLERR | POLLNVAL));
+}
+
+void td_conn_refuse(td_conn *conn, const char *reply, size_t n_bytes)
+{
+    int64_t deadline_ns = td_now_ns() + REFUSE_SEND_MS * 1000000ll;
+    while (n_bytes > 0) {
+        ssize_t sent = send(conn->fd, reply, n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0) {
+            reply += sent;
+            n_bytes -= (size_t)sent;
+        } else if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+            return;
+        } else if (!wait_for(conn->fd, POLLOUT, deadline_ns)) {
+            return;
+        }
+    }
+    shutdown(conn->fd, SHUT_WR);
+    deadline_ns = td_now_ns() + REFUSE_DRAIN_MS * 1000000ll;
+    char drop[16384];
+    while (wait_for(conn->fd, POLLIN, deadline_ns)) {
+        ssize_t got = recv(conn->fd, drop, sizeof drop, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;
+    }
+}
