@@ -12,7 +12,7 @@
 
 static const char plain_config[] =
     "{\"model_type\": \"glm5_next\", \"tie_word_embeddings\": false, \"text_config\": {"
-    "\"vocab_size\": 300, \"hidden_size\": 96, \"intermediate_size\": 96, \"moe_intermediate_size\": 48,"
+    "\"vocab_size\": 300, \"hidden_size\": 96, \"intermediate_size\": 160, \"moe_intermediate_size\": 96,"
     "\"num_hidden_layers\": 5, \"num_attention_heads\": 2, \"num_key_value_heads\": 2, \"n_shared_experts\": 1,"
     "\"n_routed_experts\": 6, \"num_experts_per_tok\": 3, \"routed_scaling_factor\": 2.5, \"kv_lora_rank\": 64,"
     "\"q_lora_rank\": 48, \"qk_rope_head_dim\": 0, \"v_head_dim\": 48, \"qk_nope_head_dim\": 32,"
