@@ -51,7 +51,6 @@ static int setup(void **state)
     demo_state *s = (demo_state *)calloc(1, sizeof *s);
     assert_non_null(s);
     td_rig_defaults(&o, dir);
-    o.n_threads = 0;
     o.model.mtp = false;
     check(td_rig_open(&s->rig, &o, &err), &err);
     snprintf(path, sizeof path, "%s/tokenizer.json", dir);

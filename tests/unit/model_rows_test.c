@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-enum { PROMPT = 330, TOTAL = 354, VOCAB_MAX = 320, OTHERS = 2 };
+enum { PROMPT = 202, TOTAL = 226, VOCAB_MAX = 320, OTHERS = 2 };
 
 typedef struct rows_state {
     td_tiny_kind kind;
@@ -145,8 +145,8 @@ static void test_rows_say_something(void **state)
 static void test_chunk_sizes(void **state)
 {
     rows_state *s = (rows_state *)*state;
-    const int chunks[] = { 64, 128, 320 };
-    for (int i = 0; i < 3; i++) {
+    const int chunks[] = { 64, 128 };
+    for (int i = 0; i < 2; i++) {
         clear(s);
         td_rig_slot(&s->rig, 1, 2, 1, 1);
         run_rows(&s->rig, 1, s->ids, 0, TOTAL, chunks[i], 1, s->got);
@@ -157,8 +157,8 @@ static void test_chunk_sizes(void **state)
 static void test_window_widths(void **state)
 {
     rows_state *s = (rows_state *)*state;
-    const int widths[] = { 2, 3, 5, 8, 24 };
-    for (int i = 0; i < 5; i++) {
+    const int widths[] = { 2, 5, 24 };
+    for (int i = 0; i < 3; i++) {
         clear(s);
         td_rig_slot(&s->rig, 1, 2, 1, 1);
         run_rows(&s->rig, 1, s->ids, 0, TOTAL, 512, widths[i], s->got);
@@ -202,14 +202,11 @@ static void test_beside_others(void **state)
     /* The prompt in the middle of two other prompts' chunks ... */
     for (int row = 0; row < PROMPT; row += 64) {
         int n = PROMPT - row < 64 ? PROMPT - row : 64, keep[] = { 64, n, 128 };
-        td_batch batch = { .n_segments = row < 256 ? 3 : 2 };
+        td_batch batch = { .n_segments = 2 };
         batch.segments[0] = rows_of(rig, 1, s->other_ids[0], 64, true, false);
         batch.segments[1] = rows_of(rig, 0, s->ids, n, true, true);
-        if (row == 128)
-            batch.segments[2] = rows_of(rig, 2, s->other_ids[1], 128, true, false);
-        else
-            batch.n_segments = 2;
-        if (row >= 256) keep[0] = 0; /* this one is given up each time, and tried again */
+        if (row == 64) batch.segments[batch.n_segments++] = rows_of(rig, 2, s->other_ids[1], 128, true, false);
+        if (row >= 128) keep[0] = 0; /* the other one's rows are given up, and tried again */
         OK(td_model_forward(rig->model, &batch, &err));
         keep_logits(rig, row, n, s->got);
         OK(td_model_commit(rig->model, keep, &err));
@@ -253,7 +250,6 @@ static void test_resume(void **state)
 {
     rows_state *s = (rows_state *)*state;
     check_resume(s, 64);
-    check_resume(s, 256);
     for (int at = PROMPT; at < PROMPT + 4; at++) check_resume(s, at); /* every state of an unfinished pool */
 }
 
@@ -361,11 +357,11 @@ static void test_mtp(void **state)
     float *expected = (float *)malloc(n_bytes), *got = (float *)malloc(n_bytes);
     assert_true(expected && got);
     td_rig_slot(&s->rig, 0, 0, 1, 1);
-    run_mtp(s, &s->rig, 200, 512, false, expected);
+    run_mtp(s, &s->rig, 150, 512, false, expected);
     for (int i = 0; i < s->vocab; i++) assert_true(expected[i] > -1e4f && expected[i] < 1e4f);
     for (int i = 0; i < 3; i++) {
         td_rig_slot(&s->rig, 0, 11, -1, 1);
-        run_mtp(s, &s->rig, 200, steps[i], i == 1, got);
+        run_mtp(s, &s->rig, 150, steps[i], i == 1, got);
         assert_memory_equal(got, expected, n_bytes);
     }
     free(expected);
@@ -389,7 +385,7 @@ static td_status run_rank(rows_state *s, int rank, int port, const char *transpo
     td_rig_slot(&rig, 0, 4, 1, 1);
     for (int row = 0; row < TOTAL && !status;) {
         bool chunked = row < PROMPT;
-        int left = (chunked ? PROMPT : TOTAL) - row, n = chunked ? 192 : 3;
+        int left = (chunked ? PROMPT : TOTAL) - row, n = chunked ? 128 : 3;
         if (n > left) n = left;
         status = td_rig_run(&rig, 0, s->ids + row, n, chunked, true, err);
         if (!status) keep_logits(&rig, row, n, s->got);
