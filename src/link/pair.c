@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "link/handshake.h"
 
-#define RETRY_MS   200
+#define RETRY_MS   50
 #define MESSAGE_MS 2000 /* for one small message to leave this machine */
 
 typedef struct waiting {
