@@ -17,10 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define FILES_MAX       4096
-#define INDEX_BYTES_MAX ((uint64_t)256 << 20)
-#define INDEX_NAME      "model.safetensors.index.json"
-#define SUFFIX          ".safetensors"
+#define FILES_MAX        4096
+#define CACHE_KEPT_BYTES ((uint64_t)4 << 30) /* a folder up to this size stays in the page cache for the next start */
+#define INDEX_BYTES_MAX  ((uint64_t)256 << 20)
+#define INDEX_NAME       "model.safetensors.index.json"
+#define SUFFIX           ".safetensors"
 
 typedef struct mapped_file {
     const char *name; /* inside the folder */
@@ -298,6 +299,12 @@ static td_status open_files(td_checkpoint *ck, td_error *err)
     return status;
 }
 
+/* Advice, as below: whether the system takes it changes nothing but memory. */
+static void unmap_pages(const td_checkpoint *ck)
+{
+    for (int i = 0; i < ck->n_files; i++) madvise(ck->files[i].base, ck->files[i].n_bytes, MADV_DONTNEED);
+}
+
 static td_status open_folder(const char *dir, bool with_config, td_checkpoint **out, td_error *err)
 {
     td_checkpoint *ck = (td_checkpoint *)calloc(1, sizeof *ck);
@@ -313,7 +320,7 @@ static td_status open_folder(const char *dir, bool with_config, td_checkpoint **
         td_checkpoint_close(ck);
         return status;
     }
-    td_checkpoint_release_pages(ck); /* the headers' */
+    unmap_pages(ck); /* the headers' */
     *out = ck;
     return TD_OK;
 }
@@ -337,13 +344,11 @@ void td_checkpoint_close(td_checkpoint *ck)
     free(ck);
 }
 
-/* Both are advice: whether the system takes it changes nothing but memory. */
 void td_checkpoint_release_pages(const td_checkpoint *ck)
 {
-    for (int i = 0; i < ck->n_files; i++) {
-        madvise(ck->files[i].base, ck->files[i].n_bytes, MADV_DONTNEED);
-        posix_fadvise(ck->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
-    }
+    unmap_pages(ck);
+    if (ck->data_bytes <= CACHE_KEPT_BYTES) return;
+    for (int i = 0; i < ck->n_files; i++) posix_fadvise(ck->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
 }
 
 /* --- lookups --- */

@@ -87,8 +87,8 @@ td_status td_checkpoint_verify(const td_checkpoint *ck, td_error *err);
 typedef void td_problem_report(void *user, const char *text);
 int td_checkpoint_problems(const td_checkpoint *ck, td_problem_report *report, void *user);
 
-/* Gives the pages that were read back to the system (mapping and page cache): call it while loading, a rank's memory
- * must not hold the weights twice. Data may be read again afterwards, from disk. */
+/* Gives the pages that were read back to the system: call it while loading, a rank's memory must not hold the weights
+ * twice. Those of large folders (4 GiB and more) leave the page cache, too. Data may be read again afterwards. */
 void td_checkpoint_release_pages(const td_checkpoint *ck);
 
 TD_END_C

@@ -161,6 +161,8 @@ static void print_bytes(const findings *f)
     print_cell("total", &s->total);
     int n_files = td_checkpoint_n_files(f->ck);
     printf("  %s bytes in %d file%s\n", grouped(s->total.n_bytes, exact), n_files, n_files == 1 ? "" : "s");
+    uint64_t listed = td_checkpoint_index_bytes(f->ck);
+    if (listed && listed != s->total.n_bytes) printf("  the index says %s bytes\n", grouped(listed, exact));
 }
 
 static void print_container(const char *what, const td_checkpoint *ck)
