@@ -56,13 +56,13 @@ TD_MATH float td_expf(float x)
     return p * s0 * s1;
 }
 
-/* 1 / (1 + e^-x), at most 2 ulp off for x > -87; below that the result is less than 1e-37 and may be 0. */
+/* 1 / (1 + e^-x), at most 2.5 ulp off for x > -87; below that the result is less than 1e-37 and may be 0. */
 TD_MATH float td_sigmoidf(float x)
 {
     return 1.0f / (1.0f + td_expf(-x));
 }
 
-/* x * sigmoid(x) as one division: at most 2 ulp off for x > -87. */
+/* x * sigmoid(x) as one division: at most 2.5 ulp off for x > -87. */
 TD_MATH float td_siluf(float x)
 {
     return x / (1.0f + td_expf(-x));

@@ -51,9 +51,8 @@ static int nibble_of(float w, float scale, float offset)
     return q > 0.0f ? q < 15.0f ? (int)q : 15 : 0; /* NaN: 0 */
 }
 
-static affine affine_of(const float *w, int n, float lo, float hi)
+static affine affine_of(const float *w, int n, float s, float lo)
 {
-    float s = (hi - lo) / 15.0f;
     affine a = { td_f32_bf16(s > 1e-8f ? s : 1e-8f), td_f32_bf16(lo), 0.0f };
     float scale = td_bf16_f32(a.scale), offset = td_bf16_f32(a.offset);
     for (int i = 0; i < n; i++) {
@@ -63,21 +62,44 @@ static affine affine_of(const float *w, int n, float lo, float hi)
     return a;
 }
 
-/* The range [lo, hi] of 16 levels with the least squared error among 36: either end of the group's range moved inwards
- * in six steps up to a quarter of it. Outliers are clamped when the others gain more. The full range is tried first. */
+/* The line s q + b of least squared error through the values as a quantises them now. */
+static affine affine_refit(const float *w, int n, affine a)
+{
+    double q1 = 0.0, q2 = 0.0, w1 = 0.0, qw = 0.0;
+    for (int i = 0; i < n; i++) {
+        double q = nibble_of(w[i], td_bf16_f32(a.scale), td_bf16_f32(a.offset));
+        q1 += q;
+        q2 += q * q;
+        w1 += w[i];
+        qw += q * w[i];
+    }
+    double spread = q2 * n - q1 * q1; /* 0 when all values have the same level */
+    if (!(spread > 0.0)) return a;
+    double s = (qw * n - q1 * w1) / spread;
+    return affine_of(w, n, (float)s, (float)((w1 - s * q1) / n));
+}
+
+/* Scale and offset of least squared error, found by starting from 36 ranges (either end of the group's range moved
+ * inwards in steps of 4 %) and fitting the line through the levels a few times from the best. Outliers are clamped when
+ * the others gain more. The full range is tried first: the result is never worse. */
 static affine affine_search(const float *w, int n)
 {
-    enum { STEPS = 6 };
+    enum { STEPS = 6, FITS = 4 };
     float lo = w[0], hi = w[0];
     for (int i = 1; i < n; i++) {
         lo = w[i] < lo ? w[i] : lo;
         hi = w[i] > hi ? w[i] : hi;
     }
-    affine best = affine_of(w, n, lo, hi);
+    affine best = affine_of(w, n, (hi - lo) / 15.0f, lo);
     for (int t = 1; t < STEPS * STEPS; t++) {
-        float step = (hi - lo) * 0.05f;
-        affine a = affine_of(w, n, lo + step * (float)(t / STEPS), hi - step * (float)(t % STEPS));
+        float step = (hi - lo) * 0.04f, from = lo + step * (float)(t / STEPS), to = hi - step * (float)(t % STEPS);
+        affine a = affine_of(w, n, (to - from) / 15.0f, from);
         if (a.error < best.error) best = a;
+    }
+    for (int t = 0; t < FITS; t++) {
+        affine a = affine_refit(w, n, best);
+        if (!(a.error < best.error)) break;
+        best = a;
     }
     return best;
 }
