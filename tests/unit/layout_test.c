@@ -134,6 +134,31 @@ static const struct cut {
     { P "layers.0.hc_attn_fn", TD_SPLIT_REPLICATED, 0, 24 },
 };
 
+/* Shard 0 of three owns 22 of 64 heads: shows what stays together, which halves do not. */
+static const struct {
+    const char *name;
+    int64_t end;
+} THIRDS[] = {
+    { P "layers.3.self_attn.q_b_proj.weight", 22 * 256 },
+    { P "layers.3.self_attn.kv_b_proj.weight", 22 * 512 },
+    { P "layers.3.self_attn.o_proj.weight", 22 * 256 },
+    { P "layers.0.self_attn.o_proj.weight", 22 * 128 },
+    { P "layers.0.self_attn.k_proj.weight", 22 * 128 },
+    { P "layers.0.self_attn.dt_bias", 22 * 128 },
+    { P "layers.0.self_attn.A_log", 22 },
+    { P "layers.3.mlp.shared_experts.gate_proj.weight", 768 },
+};
+
+static td_status check_third(void *user, const td_role *role)
+{
+    for (size_t i = 0; i < sizeof THIRDS / sizeof *THIRDS; i++) {
+        if (strcmp(role->name, THIRDS[i].name) != 0) continue;
+        expect_range(td_role_range(role, 0, 3), 0, THIRDS[i].end);
+        ++*(size_t *)user;
+    }
+    return TD_OK;
+}
+
 static td_status check_cut(void *user, const td_role *role)
 {
     for (size_t i = 0; i < sizeof CUTS / sizeof *CUTS; i++) {
@@ -153,6 +178,9 @@ static void test_cuts(void **state)
     load_config(FULL, &c);
     assert_int_equal(td_roles_each(&c, check_cut, &n_seen), TD_OK);
     assert_int_equal(n_seen, sizeof CUTS / sizeof *CUTS);
+    n_seen = 0;
+    assert_int_equal(td_roles_each(&c, check_third, &n_seen), TD_OK);
+    assert_int_equal(n_seen, sizeof THIRDS / sizeof *THIRDS);
 }
 
 static void test_slices(void **state)
