@@ -18,14 +18,23 @@ typedef struct td_kda_state {
     td_act *conv;      /* [n_slots][2][TD_CONV - 1][3 * n_heads * 128] */
 } td_kda_state;
 
-/* Rows of the current window, kept for commit (row-by-row segments only; at most TD_WINDOW_MAX rows). */
+/* Rows of the current window's row-by-row segments, kept for commit: one segment after the other without gaps (rows of
+ * chunked segments take no place), so that TD_WINDOW_MAX rows always suffice. */
 typedef struct td_kda_saved {
-    float *k;          /* [rows][n_heads * 128] normalised keys */
-    float *v;          /* [rows][n_heads * 128] */
-    float *alpha;      /* [rows][n_heads * 128] decays */
-    float *beta;       /* [rows][n_heads] */
-    td_act *raw;       /* [rows][3 * n_heads * 128] raw projections */
+    float *k;          /* [TD_WINDOW_MAX][n_heads * 128] normalised keys; the others: as many rows */
+    float *v;          /* [..][n_heads * 128] */
+    float *alpha;      /* [..][n_heads * 128] decays */
+    float *beta;       /* [..][n_heads] */
+    td_act *raw;       /* [..][3 * n_heads * 128] raw projections */
 } td_kda_saved;
+
+/* Row of saved where segment's first row is. */
+static inline int td_kda_saved_row(const td_segment *segments, int segment)
+{
+    int row = 0;
+    for (int i = 0; i < segment; i++) row += segments[i].chunked ? 0 : segments[i].n_rows;
+    return row;
+}
 
 typedef struct td_kda_weights {
     const float *conv;       /* [3 * n_heads * 128][TD_CONV] taps, oldest row first */

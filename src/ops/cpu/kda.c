@@ -146,13 +146,14 @@ static void keep_rows(const td_kda_task *task, int t0, int n, const td_kda_rows 
     const td_kda_saved *saved = &a->saved;
     size_t width = (size_t)a->n_heads * TD_HEAD, channel = (size_t)task->head * TD_HEAD;
     for (int t = 0; t < n; t++) {
-        size_t row = (size_t)(task->segment->first_row + t0 + t), at = row * width + channel;
+        size_t row = (size_t)(task->segment->first_row + t0 + t), to = (size_t)(task->saved_row + t0 + t);
+        size_t at = to * width + channel;
         memcpy(saved->k + at, rows->k + t * TD_HEAD, TD_HEAD * sizeof(float));
         memcpy(saved->v + at, rows->v + t * TD_HEAD, TD_HEAD * sizeof(float));
         memcpy(saved->alpha + at, rows->alpha + t * TD_HEAD, TD_HEAD * sizeof(float));
-        saved->beta[row * (size_t)a->n_heads + (size_t)task->head] = rows->beta[t];
+        saved->beta[to * (size_t)a->n_heads + (size_t)task->head] = rows->beta[t];
         for (size_t part = 0; part < 3; part++)
-            memcpy(td_act_at(&task->dev->base, saved->raw, row * 3 * width + part * width + channel),
+            memcpy(td_act_at(&task->dev->base, saved->raw, to * 3 * width + part * width + channel),
                    td_act_at(&task->dev->base, a->proj, row * a->proj_stride + part * width + channel),
                    td_act_bytes(&task->dev->base, TD_HEAD));
     }
@@ -199,21 +200,24 @@ static void run_tasks(void *ctx, int thread, int begin, int end)
     td_cpu_scratch(job->dev, thread, &arena);
     td_kda_carve(&arena, &rows);
     for (int i = begin; i < end; i++) {
-        td_kda_task task = { job->dev, job->a, job->a->window->segments + i / job->a->n_heads, i % job->a->n_heads };
+        const td_segment *segments = job->a->window->segments;
+        int index = i / job->a->n_heads;
+        td_kda_task task = { job->dev, job->a, segments + index, i % job->a->n_heads,
+                             td_kda_saved_row(segments, index) };
         if (task.segment->n_rows > 0) run_task(&task, &rows);
     }
 }
 
 static bool segments_fit(const td_kda_args *a)
 {
+    int kept = 0;
     for (int i = 0; i < a->window->n_segments; i++) {
         const td_segment *s = a->window->host_segments + i;
-        bool keeps = !s->chunked && a->saved.k && s->n_rows > 0;
         if (s->n_rows < 0 || s->first_row < 0 || s->n_rows > a->window->n_rows - s->first_row) return false;
         if (s->chunked && s->n_rows && s->pos % TD_GRID) return false;
-        if (keeps && s->first_row + s->n_rows > TD_WINDOW_MAX) return false;
+        kept += s->chunked ? 0 : s->n_rows;
     }
-    return true;
+    return !a->saved.k || kept <= TD_WINDOW_MAX;
 }
 
 td_status td_cpu_kda(td_dev *dev, const td_kda_args *a)

@@ -29,6 +29,7 @@ typedef struct td_kda_task {
     const td_kda_args *a;
     const td_segment *segment;
     int head;
+    int saved_row; /* of the segment's first row */
 } td_kda_task;
 
 /* Fills raw .. beta for rows t0 .. t0+n-1 of the segment (n <= 64). Conv history comes from the committed parity. */

@@ -7,20 +7,21 @@ typedef struct replay_job {
     const td_kda_replay_args *a;
 } replay_job;
 
-static void replay(const replay_job *job, const td_segment *segment, int head, int keep)
+static void replay(const replay_job *job, int index, int head, int keep)
 {
     const td_kda_replay_args *a = job->a;
+    const td_segment *segment = a->window->segments + index;
+    size_t first = (size_t)td_kda_saved_row(a->window->segments, index);
     size_t width = (size_t)a->n_heads * TD_HEAD, channel = (size_t)head * TD_HEAD;
     const float *from = td_kda_state_at(&a->state, segment, segment->parity, a->n_heads, head);
     float *to = td_kda_state_at(&a->state, segment, !segment->parity, a->n_heads, head);
     for (int d = 0; d < TD_KDA_D; d += TD_KDA_STRIP)
         for (int t = 0; t < keep; t++) {
-            size_t row = (size_t)(segment->first_row + t), at = row * width + channel;
+            size_t row = first + (size_t)t, at = row * width + channel;
             td_kda_step(false, (t ? to : from) + d, to + d, a->saved.k + at, a->saved.v + at + d, a->saved.alpha + at,
                         a->saved.beta[row * (size_t)a->n_heads + (size_t)head], NULL, NULL);
         }
-    td_kda_conv_write(job->dev, &a->state, segment, a->n_heads, head, keep, a->saved.raw,
-                      (size_t)segment->first_row * 3 * width, 3 * width);
+    td_kda_conv_write(job->dev, &a->state, segment, a->n_heads, head, keep, a->saved.raw, first * 3 * width, 3 * width);
 }
 
 static void replay_tasks(void *ctx, int thread, int begin, int end)
@@ -30,7 +31,7 @@ static void replay_tasks(void *ctx, int thread, int begin, int end)
     for (int i = begin; i < end; i++) {
         int s = i / job->a->n_heads, keep = job->a->keep[s];
         const td_segment *segment = job->a->window->segments + s;
-        if (!segment->chunked && keep > 0 && keep < segment->n_rows) replay(job, segment, i % job->a->n_heads, keep);
+        if (!segment->chunked && keep > 0 && keep < segment->n_rows) replay(job, s, i % job->a->n_heads, keep);
     }
 }
 
