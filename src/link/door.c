@@ -7,9 +7,17 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-static void dismiss(td_guest *guest, const char *why)
+static void log_drop(td_door *door, const char *name, const char *why)
 {
-    td_log(TD_LOG_INFO, "link", "dropped a connection from %s: %s", guest->name, why);
+    int64_t now = td_now_ns();
+    if (now < door->next_log_ns) return;
+    door->next_log_ns = now + 1000000000;
+    td_log(TD_LOG_WARN, "link", "dropped a connection from %s: %s", name, why);
+}
+
+static void dismiss(td_door *door, td_guest *guest, const char *why)
+{
+    log_drop(door, guest->name, why);
     close(guest->fd);
     guest->fd = -1;
 }
@@ -61,7 +69,7 @@ static td_guest *free_seat(td_door *door)
         if (guest->fd < 0) return guest;
         if (guest->until_ns < oldest->until_ns) oldest = guest;
     }
-    dismiss(oldest, "it said nothing and its place was needed");
+    dismiss(door, oldest, "it said nothing and its place was needed");
     return oldest;
 }
 
@@ -73,7 +81,7 @@ static void accept_all(td_door *door)
         int fd = td_net_accept(door->listen_fd, name);
         if (fd < 0) return;
         if (door->peer_only && !td_net_peer_is(fd, &door->peer)) {
-            td_log(TD_LOG_WARN, "link", "dropped a connection from %s: it is not the peer's address", name);
+            log_drop(door, name, "it is not the peer's address");
             close(fd);
             continue;
         }
@@ -86,18 +94,18 @@ static void accept_all(td_door *door)
 }
 
 /* Reads what is there. true: the guest spoke and *visit has it; the seat is free again. */
-static bool listen_to(td_guest *guest, td_visit *visit)
+static bool listen_to(td_door *door, td_guest *guest, td_visit *visit)
 {
     size_t space;
     const char *why = NULL;
     void *to = td_frame_space(&guest->reader, &space);
     long n = space > 0 ? td_net_recv(guest->fd, to, space, &why) : 0;
     if (n < 0) {
-        dismiss(guest, why);
+        dismiss(door, guest, why);
         return false;
     }
     if (n == 0) {
-        if (td_now_ns() > guest->until_ns) dismiss(guest, "it did not say who it is in time");
+        if (td_now_ns() > guest->until_ns) dismiss(door, guest, "it did not say who it is in time");
         return false;
     }
     td_frame_added(&guest->reader, (size_t)n);
@@ -107,7 +115,7 @@ static bool listen_to(td_guest *guest, td_visit *visit)
     td_status status = td_frame_next(&guest->reader, &v.frame, &v.payload, &err);
     if (status == TD_EAGAIN) return false;
     if (status != TD_OK && status != TD_EUNSUPPORTED) {
-        dismiss(guest, err.text);
+        dismiss(door, guest, err.text);
         return false;
     }
     v.wrong_protocol = status == TD_EUNSUPPORTED;
@@ -122,6 +130,6 @@ bool td_door_serve(td_door *door, td_visit *visit)
     if (door->listen_fd < 0) return false;
     accept_all(door);
     for (int i = 0; i < TD_GUESTS_MAX; i++)
-        if (door->guests[i].fd >= 0 && listen_to(&door->guests[i], visit)) return true;
+        if (door->guests[i].fd >= 0 && listen_to(door, &door->guests[i], visit)) return true;
     return false;
 }

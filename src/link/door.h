@@ -24,6 +24,7 @@ typedef struct td_door {
     int listen_fd; /* -1: closed */
     bool peer_only;
     td_net_addresses peer; /* peer_only: connections from elsewhere are dropped unread */
+    int64_t next_log_ns;   /* strangers fill no log: a line a second at most */
     td_guest guests[TD_GUESTS_MAX];
 } td_door;
 

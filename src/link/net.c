@@ -37,7 +37,7 @@ td_status td_net_listen(const char *host, int port, int *fd, td_error *err)
     status = TD_EIO;
     /* SO_REUSEADDR: connections of an earlier pair in TIME_WAIT must not keep a new one from starting. */
     if (sock >= 0 && setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
-        bind(sock, list->ai_addr, list->ai_addrlen) == 0 && listen(sock, 16) == 0) {
+        bind(sock, list->ai_addr, list->ai_addrlen) == 0 && listen(sock, 128) == 0) {
         *fd = sock;
         status = TD_OK;
     } else {
@@ -58,6 +58,16 @@ static int connect_result(int fd, int limit_ms)
     return error;
 }
 
+/* Nobody listens on a port of this machine that the system may also hand out: then a connect can meet itself. */
+static bool met_itself(int fd)
+{
+    struct sockaddr_storage here = { 0 }, there = { 0 };
+    socklen_t n_here = sizeof here, n_there = sizeof there;
+    return getsockname(fd, (struct sockaddr *)&here, &n_here) == 0 &&
+           getpeername(fd, (struct sockaddr *)&there, &n_there) == 0 && n_here == n_there &&
+           memcmp(&here, &there, n_here) == 0;
+}
+
 td_status td_net_connect(const char *host, int port, int limit_ms, int *fd, td_error *err)
 {
     struct addrinfo *list = NULL;
@@ -72,6 +82,7 @@ td_status td_net_connect(const char *host, int port, int limit_ms, int *fd, td_e
         }
         int error = connect(sock, ai->ai_addr, ai->ai_addrlen) == 0 ? 0 : errno;
         if (error == EINPROGRESS) error = connect_result(sock, limit_ms);
+        if (error == 0 && met_itself(sock)) error = ECONNREFUSED;
         if (error == 0) {
             *fd = sock;
             status = TD_OK;

@@ -46,7 +46,7 @@ static td_status judge(td_wait *wait, int64_t passed_ns, td_error *err)
         wait->stopped_ns += passed_ns;
         if (wait->stopped_ns > STOP_GRACE_NS) return td_control_reason(wait->control, err);
     }
-    if (!wait->warned && wait->waited_ns > (int64_t)wait->warn_ms * 1000000) {
+    if (!wait->warned && health == TD_LINK_UP && wait->waited_ns > (int64_t)wait->warn_ms * 1000000) {
         wait->warned = true;
         describe(wait, beats);
         td_log(TD_LOG_WARN, "link", "rank %d is late: waiting for %s since %d ms; %s", peer, wait->what, wait->warn_ms,

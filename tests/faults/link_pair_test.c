@@ -1,11 +1,12 @@
 /* Two ranks that do what they should: every size of gather and exchange with contents that change each time, step
  * messages, checks, barriers, clean stops; over shared memory and TCP. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "base/clock.h"
 #include "link_harness.h"
