@@ -6,7 +6,8 @@
  *
  *   1. every shard: td_sample_shard_max                   gathered; td_sample_merge_max -> the highest logit
  *      Greedy without logprobs is done: result.id.
- *   2. every shard: td_sample_shard_summary with n = td_sample_first_n()            gathered; td_sample_merge -> the token
+ *   2. every shard: td_sample_shard_summary with n = td_sample_first_n()            gathered; td_sample_merge -> the
+ * token
  *   3. TD_EAGAIN: the candidates did not reach the cut; 2 again with n = td_sample_next_n(). Rare: flat distributions.
  *
  * How many candidates a shard sends never changes the draw, only whether step 3 is needed. Nothing here allocates;
@@ -34,8 +35,8 @@ td_status td_sample_check(const td_sample_params *params, td_error *err);
 
 /* One shard's part of a row. */
 typedef struct td_sample_logits {
-    const float *z;          /* [n] fp32 logits of ids first_id .. first_id + n - 1 */
-    int n;                   /* > 0; rows of padding are left out */
+    const float *z; /* [n] fp32 logits of ids first_id .. first_id + n - 1 */
+    int n;          /* > 0; rows of padding are left out */
     int32_t first_id;
     const uint32_t *allowed; /* bit id % 32 of word id / 32: may be sampled; indexed by id, not by column; NULL: all */
 } td_sample_logits;
@@ -43,10 +44,10 @@ typedef struct td_sample_logits {
 /* ---- step 1 ---- */
 
 typedef struct td_sample_max {
-    float z;            /* highest allowed logit of the shard, of equal ones the lowest id */
-    int32_t id;         /* -1: nothing is allowed here */
+    float z;    /* highest allowed logit of the shard, of equal ones the lowest id */
+    int32_t id; /* -1: nothing is allowed here */
     int32_t n_allowed;
-    int32_t n_nan;      /* allowed logits that are not numbers */
+    int32_t n_nan; /* allowed logits that are not numbers */
 } td_sample_max;
 
 void td_sample_shard_max(const td_sample_logits *logits, td_sample_max *out);
@@ -64,12 +65,12 @@ typedef struct td_candidate {
 
 /* What a shard tells about a row; candidates follow it in memory, best first (z descending, id ascending). */
 typedef struct td_sample_summary {
-    uint64_t mass;       /* sum of floor(E((z - z_top) / T) 2^40): without top_k, with top_p; else 0 */
-    uint64_t mass_raw;   /* the same at T = 1: with logprobs; else 0 */
-    double score;        /* highest score among its tokens, when neither top_k nor top_p cut; else -inf */
-    td_candidate best;   /* the token that has it; id -1: none */
+    uint64_t mass;     /* sum of floor(E((z - z_top) / T) 2^40): without top_k, with top_p; else 0 */
+    uint64_t mass_raw; /* the same at T = 1: with logprobs; else 0 */
+    double score;      /* highest score among its tokens, when neither top_k nor top_p cut; else -inf */
+    td_candidate best; /* the token that has it; id -1: none */
     int32_t n_allowed;
-    int32_t n_sent;      /* candidates that follow */
+    int32_t n_sent; /* candidates that follow */
     td_candidate candidates[];
 } td_sample_summary;
 
