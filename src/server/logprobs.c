@@ -85,9 +85,8 @@ static void write_text_member(td_logprobs *logprobs, td_json_writer *w, const td
 {
     text_name(logprobs, tokenizer, id);
     if (w->comma) td_buf_putc(w->out, ',');
-    td_buf_putc(w->out, '"');
     td_json_escape(w->out, logprobs->text.data ? logprobs->text.data : "", logprobs->text.n_bytes);
-    td_buf_puts(w->out, "\":");
+    td_buf_putc(w->out, ':');
     w->comma = false;
     td_json_write_double(w, finite_value(logprob));
 }
