@@ -107,7 +107,7 @@ static int least_of(int a, int b)
 
 int td_sample_first_n(const td_sample_params *params, int n_logprobs, int n_shard)
 {
-    int n = 0;
+    int n = 1;
     if (params->temperature > 0 && params->top_k >= 1)
         n = params->top_k;
     else if (params->temperature > 0 && params->top_p < 1)

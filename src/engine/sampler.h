@@ -77,8 +77,8 @@ typedef struct td_sample_summary {
 /* Bytes of a summary with up to n candidates: what the caller provides and gathers; a multiple of 8. */
 size_t td_sample_summary_bytes(int n);
 
-/* How many candidates a shard of n_shard columns sends in the first place, and after it sent n. n_logprobs: how many
- * log-probabilities beside the token's own are wanted, -1: none at all. */
+/* How many candidates (at least one) a shard of n_shard columns sends at first, and after it sent n. n_logprobs: how
+ * many log-probabilities beside the token's own are wanted, -1: none at all. */
 int td_sample_first_n(const td_sample_params *params, int n_logprobs, int n_shard);
 int td_sample_next_n(int n, int n_shard);
 
