@@ -39,6 +39,18 @@ typedef struct cable {
     int go[2][2]; /* a byte to rank r: its end of the cable is there */
 } cable;
 
+/* A cable counts as there once the kernel has noticed that both ends are up. */
+static void await_carrier(void)
+{
+    char state[16] = "";
+    for (int i = 0; i < 500 && strncmp(state, "up", 2) != 0; i++, td_sleep_ns(10000000)) {
+        FILE *file = fopen("/sys/class/net/rail0/operstate", "r");
+        must(file != NULL && fgets(state, sizeof state, file) != NULL);
+        fclose(file);
+    }
+    must(strncmp(state, "up", 2) == 0);
+}
+
 /* In a rank: its own network, then its end of the cable with an address. */
 static void plug_in(const rank_args *args)
 {
@@ -53,6 +65,7 @@ static void plug_in(const rank_args *args)
     tell(args);
     must(read(c->go[rank][0], &byte, 1) == 1);
     must(run("ip addr add 192.0.2.%d/24 dev rail0 && ip link set rail0 up", 1 + rank) == 0);
+    await_carrier();
 }
 
 static void work(const rank_args *args)
