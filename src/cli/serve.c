@@ -11,6 +11,7 @@
 #include "cli/serve_settings.h"
 #include "engine/engine.h"
 #include "server/server.h"
+#include "text/chat_encode.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -178,6 +179,7 @@ static td_status open_tokenizer(serving *s, td_error *err)
     char path[4096];
     snprintf(path, sizeof path, "%s/tokenizer.json", td_settings_text(&s->settings, "model"));
     td_status status = td_tokenizer_open(path, &s->tokenizer, err);
+    if (!status && td_chat_reserve_media(s->tokenizer)) status = td_fail(err, TD_EFORMAT, "%s: media tokens", path);
     if (status) return status;
     s->n_ids = td_tokenizer_n_ids(s->tokenizer);
     int vocab = td_checkpoint_config(s->checkpoint)->vocab_size;
