@@ -10,7 +10,6 @@
 
 #include "text/chat_parts.h"
 #include "text/chat_tools.h"
-#include "text/python_json.h"
 
 typedef enum td_role { ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL } td_role;
 
