@@ -1,5 +1,6 @@
 td_test(link_pair SOURCES link_pair_test.c link_harness.c DEPS td_link td_base LABELS faults TIMEOUT 120)
 td_test(link_fault SOURCES link_fault_test.c link_harness.c DEPS td_link td_base LABELS faults TIMEOUT 180)
 td_test(link_netns SOURCES link_netns_test.c link_harness.c DEPS td_link td_base LABELS faults TIMEOUT 120)
+td_test(link_linktest SOURCES link_linktest_test.c link_harness.c ../../src/cli/linktest.c DEPS td_link td_base LABELS faults TIMEOUT 120)
 add_test(NAME link_stopped_10s COMMAND link_fault slow WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
 set_tests_properties(link_stopped_10s PROPERTIES TIMEOUT 120 LABELS "faults;slow")
