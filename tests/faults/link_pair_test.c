@@ -142,10 +142,10 @@ static void work(const rank_args *args)
     exchanges(link, small);
     steps(link);
     for (uint64_t i = 0; i < 5; i++) must_err(td_link_check(link, "layer", i * i, &err) == TD_OK, &err);
+    must(td_link_state(link) == TD_LINK_UP && td_link_lost_reason(link, &err) == TD_OK);
     must_err(td_link_barrier(link, "done", 10000, &err) == TD_OK, &err);
     td_link_peer_progress(link, &done, &total);
     must(done == 7 && total == 7);
-    must(td_link_state(link) == TD_LINK_UP && td_link_lost_reason(link, &err) == TD_OK);
     must(td_link_buffer(link, 1 << 30) == NULL);
     if (rank == 0) {
         td_link_announce_stop(link);
