@@ -256,7 +256,9 @@ td_auth_answer td_auth_check(td_auth *auth, const char *key, char label[TD_KEY_L
     if (td_auth_is_open(auth)) return TD_AUTH_OPEN;
     uint8_t digest[TD_SHA256_BYTES];
     int in_fixed = -1, in_file = -1;
-    td_sha256_of(key ? key : "", key ? strlen(key) : 0, digest);
+    size_t n_bytes = key ? strlen(key) : 0;
+    if (key) trim(&key, &n_bytes);
+    td_sha256_of(key ? key : "", n_bytes, digest);
     pthread_mutex_lock(&auth->mutex);
     if (auth->file) look_at_file(auth);
     bool closed = auth->closed;

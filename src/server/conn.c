@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-enum { CHECK_MS = 500, REFUSE_SEND_MS = 2000, REFUSE_DRAIN_MS = 2000 };
+enum { CHECK_MAX_MS = 500, REFUSE_SEND_MS = 2000, REFUSE_DRAIN_MS = 2000 };
 
 struct td_conn {
     td_conn *prev, *next;
@@ -70,11 +70,14 @@ static void check(td_conns *conns, td_conn *conn, int64_t now_ns)
 static void *watch(void *context)
 {
     td_conns *conns = context;
+    double shortest_s = conns->header_s < conns->body_s ? conns->header_s : conns->body_s;
+    if (conns->idle_s < shortest_s) shortest_s = conns->idle_s;
+    long every_ms = shortest_s < CHECK_MAX_MS / 250.0 ? (long)(shortest_s * 250) + 1 : CHECK_MAX_MS;
     pthread_mutex_lock(&conns->mutex);
     while (conns->running) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += CHECK_MS * 1000000l;
+        until.tv_nsec += every_ms * 1000000l;
         until.tv_sec += until.tv_nsec / 1000000000l;
         until.tv_nsec %= 1000000000l;
         pthread_cond_timedwait(&conns->wake, &conns->mutex, &until);

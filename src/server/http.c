@@ -119,23 +119,41 @@ static enum MHD_Result refuse_and_close(td_call *x, const td_refusal *why)
 /* ------------------------------------------------------------------------------------- the header block --- */
 
 typedef struct framing {
-    int n_lengths, n_encodings; /* Content-Length, Transfer-Encoding */
+    int n_lengths, n_encodings, n_hosts; /* Content-Length, Transfer-Encoding, Host */
     const char *length, *encoding, *content_encoding;
-    bool unequal;
+    bool unequal, bad_name;
     uint64_t n_bytes; /* of the body, by Content-Length */
 } framing;
+
+/* Characters that a name cannot have: "Content-Length : 5" would be a length to some and none to others. And a name
+ * that merely begins like one of the two that frame a body: libmicrohttpd 0.9.75 appends a folded line to the name
+ * instead of the value, which would hide them. */
+static bool name_is_bad(const char *name)
+{
+    static const char *const framers[] = { "Content-Length", "Transfer-Encoding" };
+    for (const char *c = name; *c; c++)
+        if ((unsigned char)*c <= ' ' || (unsigned char)*c >= 0x7f || strchr("\"(),/:;<=>?@[\\]{}", *c)) return true;
+    for (int i = 0; i < 2; i++) {
+        size_t n = strlen(framers[i]);
+        if (strncasecmp(name, framers[i], n) == 0 && name[n]) return true;
+    }
+    return false;
+}
 
 static enum MHD_Result look_at_header(void *context, enum MHD_ValueKind kind, const char *name, const char *value)
 {
     framing *f = context;
     (void)kind;
     if (!value) value = "";
+    if (name_is_bad(name)) f->bad_name = true;
     if (strcasecmp(name, "Content-Length") == 0) {
         if (f->n_lengths++ && strcmp(f->length, value) != 0) f->unequal = true;
         f->length = value;
     } else if (strcasecmp(name, "Transfer-Encoding") == 0) {
         f->n_encodings++;
         f->encoding = value;
+    } else if (strcasecmp(name, "Host") == 0) {
+        f->n_hosts++;
     } else if (strcasecmp(name, "Content-Encoding") == 0) {
         f->content_encoding = value;
     }
@@ -155,6 +173,9 @@ static td_status check_length(framing *f, td_refusal *why)
 /* Two readings of one request are how requests are smuggled past a proxy: there must be exactly one. */
 static td_status check_framing(framing *f, const char *version, td_refusal *why)
 {
+    if (f->bad_name) return td_refuse_field(why, NULL, "a header line is malformed or folded");
+    if (f->n_hosts > 1 || (f->n_hosts == 0 && strcmp(version, "HTTP/1.1") == 0))
+        return td_refuse_field(why, NULL, "one Host header is needed");
     if (f->n_encodings > 0 && f->n_lengths > 0)
         return td_refuse_field(why, NULL, "Content-Length together with Transfer-Encoding");
     if (f->n_encodings > 1 || (f->n_encodings && strcasecmp(f->encoding, "chunked") != 0))

@@ -160,7 +160,7 @@ http_reply http_read(int fd, bool wait_close)
     if (wait_close) {
         char byte;
         struct pollfd p = { .fd = fd, .events = POLLIN };
-        reply.closed = poll(&p, 1, 200) > 0 && recv(fd, &byte, 1, MSG_PEEK) <= 0;
+        reply.closed = poll(&p, 1, 100) > 0 && recv(fd, &byte, 1, MSG_PEEK) <= 0;
     }
     td_buf_deinit(&in);
     td_buf_deinit(&head);

@@ -18,7 +18,7 @@ void http_send(int fd, const char *bytes, size_t n_bytes);
 void http_puts(int fd, const char *text);
 
 /* Reads one response (an interim 100 is skipped and noted in the head). wait_close: also whether the server closes
- * within 200 ms. */
+ * within 100 ms. */
 http_reply http_read(int fd, bool wait_close);
 void http_free(http_reply *reply);
 
