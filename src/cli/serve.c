@@ -241,8 +241,11 @@ static td_status open_link(serving *s, td_error *err)
     o.wait_ms = 1000 * (int)td_settings_int(&s->settings, "wait-timeout-s");
     o.peer_timeout_ms = 1000 * (int)td_settings_int(&s->settings, "peer-timeout-s");
     o.late_ms = 1000 * (int)td_settings_int(&s->settings, "late-timeout-s");
+    size_t engine_region, engine_gather;
+    td_engine_link_bytes(td_checkpoint_config(s->checkpoint), &engine_region, &engine_gather);
     if (o.gather_max_bytes < s->plan.link_gather_bytes) o.gather_max_bytes = s->plan.link_gather_bytes;
-    o.region_bytes += s->plan.link_region_bytes;
+    if (o.gather_max_bytes < engine_gather) o.gather_max_bytes = engine_gather;
+    o.region_bytes = s->plan.link_region_bytes + engine_region;
     td_status status = td_link_open(&o, &s->link, err);
     if (status) return status;
     atomic_store(&s->link_is_open, true);

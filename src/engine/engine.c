@@ -181,6 +181,13 @@ static void *run(void *arg)
     return NULL;
 }
 
+void td_engine_link_bytes(const td_config *config, size_t *region_bytes, size_t *gather_bytes)
+{
+    int vocab_shard = (config->vocab_size + TD_SHARDS - 1) / TD_SHARDS;
+    *region_bytes = td_sample_region_bytes(TD_STEP_SLOTS_MAX, vocab_shard);
+    *gather_bytes = td_sample_gather_bytes(vocab_shard);
+}
+
 td_status td_engine_create(td_model *model, td_link *link, const td_engine_options *options, td_engine **out,
                            td_error *err)
 {

@@ -27,6 +27,9 @@ typedef struct td_engine_options {
     uint64_t seed_salt;     /* enters prompt-derived seeds */
 } td_engine_options;
 
+/* What the engine needs of td_link_options beside the model's share: region_bytes, and least gather_max_bytes. */
+void td_engine_link_bytes(const td_config *config, size_t *region_bytes, size_t *gather_bytes);
+
 /* model and link are borrowed until destroy. Rank 0: starts the engine thread. */
 td_status td_engine_create(td_model *model, td_link *link, const td_engine_options *options, td_engine **out,
                            td_error *err);

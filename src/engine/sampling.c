@@ -15,6 +15,22 @@ struct td_sample_scratch {
     td_sample_max *top;       /* [rows_max] merged */
 };
 
+static size_t pages(size_t n_bytes)
+{
+    return (n_bytes + 4095) / 4096 * 4096; /* the link hands out whole pages */
+}
+
+size_t td_sample_region_bytes(int rows_max, int vocab_shard)
+{
+    return pages(TD_SHARDS * (size_t)rows_max * sizeof(td_sample_max)) +
+           pages(TD_SHARDS * td_sample_summary_bytes(vocab_shard));
+}
+
+size_t td_sample_gather_bytes(int vocab_shard)
+{
+    return TD_SHARDS * td_sample_summary_bytes(vocab_shard);
+}
+
 /* Memory that crosses ranks comes from the link; a rank of world 1 takes it there too. */
 td_sample_scratch *td_sample_scratch_take(td_arena *arena, td_link *link, int rows_max, int vocab_shard, int n_ids)
 {

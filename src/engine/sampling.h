@@ -17,6 +17,10 @@ typedef struct td_sample_row {
 
 typedef struct td_sample_scratch td_sample_scratch;
 
+/* Bytes of the link's region, and of one rank's part of a gather, that sampling needs. */
+size_t td_sample_region_bytes(int rows_max, int vocab_shard);
+size_t td_sample_gather_bytes(int vocab_shard);
+
 /* Buffers for up to rows_max rows, from the arena and, for what crosses ranks, from the link. vocab_shard columns a
  * shard, of which ids >= n_ids (all shards together) are never sampled. NULL while counting or when there is no room.
  */

@@ -29,8 +29,8 @@ static td_status open_link(td_rig *rig, td_error *err)
     o.master_host = "127.0.0.1";
     o.port = rig->options.port;
     o.transport = rig->options.transport;
-    o.gather_max_bytes = rig->plan.link_gather_bytes;
-    o.region_bytes = rig->plan.link_region_bytes;
+    o.gather_max_bytes = rig->plan.link_gather_bytes > 1 << 20 ? rig->plan.link_gather_bytes : 1 << 20;
+    o.region_bytes = rig->plan.link_region_bytes + rig->options.link_extra_bytes;
     return td_link_open(&o, &rig->link, err);
 }
 

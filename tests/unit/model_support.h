@@ -14,6 +14,7 @@ typedef struct td_rig_options {
     bool exact_fp32;
     const char *transport; /* with world 2: "shm", "tcp" */
     int port;
+    size_t link_extra_bytes; /* of the link's region, for what is not the model's */
     td_model_options model;
 } td_rig_options;
 
