@@ -1,0 +1,13 @@
+# Copies the scripts to TO and installs their package there, once for each package-lock.json.
+file(GLOB scripts ${FROM}/*.js ${FROM}/package.json ${FROM}/package-lock.json)
+file(COPY ${scripts} DESTINATION ${TO})
+file(SHA256 ${TO}/package-lock.json lock)
+set(stamp ${TO}/node_modules/.installed-${lock})
+if(EXISTS ${stamp})
+    return()
+endif()
+execute_process(COMMAND ${NPM} ci --no-audit --no-fund --ignore-scripts WORKING_DIRECTORY ${TO} RESULT_VARIABLE failed)
+if(failed)
+    message(FATAL_ERROR "npm ci failed")
+endif()
+file(TOUCH ${stamp})
