@@ -1,6 +1,8 @@
 /* See prompt.h. */
 #include "server/prompt.h"
 
+#include "text/chat_encode.h"
+
 td_status td_prompt_text(const td_server *server, const char *text, size_t n_bytes, td_ids *ids, td_refusal *why)
 {
     td_error err = { 0 };
@@ -21,7 +23,8 @@ td_status td_prompt_chat(const td_server *server, td_arena *arena, const td_json
         return td_refuse_unsupported(why, prompt.media[0].param,
                                      prompt.media[0].kind == TD_MEDIA_IMAGE ? "pictures are" : "videos are");
     *start = prompt.start;
-    return td_prompt_text(server, prompt.text, prompt.n_bytes, ids, why);
+    st = td_chat_encode(server->options.tokenizer, &prompt, NULL, ids, NULL, &err);
+    return st == TD_OK ? TD_OK : td_refuse_status(why, st, &err);
 }
 
 td_status td_prompt_ids(const td_server *server, const td_json *array, const char *param, td_ids *ids, td_refusal *why)

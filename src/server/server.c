@@ -99,21 +99,13 @@ static void collect_end_ids(td_server *server)
         add_end_id(server, td_tokenizer_find_added(o->tokenizer, roles[i]));
 }
 
-/* Placeholders of media: where a text quotes them they are text, and only the server itself writes real ones. */
-static td_status prepare_tokenizer(td_server *server, td_error *err)
+static void collect_reply_ids(td_server *server)
 {
-    static const char *const media[] = { "<|image|>", "<|video|>" };
-    td_tokenizer *tok = server->options.tokenizer;
-    for (int i = 0; i < 2; i++) {
-        int32_t id = td_tokenizer_find_added(tok, media[i]);
-        if (id >= 0 && td_tokenizer_reserve(tok, id) != TD_OK)
-            return td_fail(err, TD_EINVAL, "tokenizer: %s cannot be reserved", media[i]);
-    }
+    const td_tokenizer *tok = server->options.tokenizer;
     server->reply_ids = (td_reply_ids){ .think = td_tokenizer_find_added(tok, "<think>"),
                                         .end_think = td_tokenizer_find_added(tok, "</think>"),
                                         .begin_box = td_tokenizer_find_added(tok, "<|begin_of_box|>"),
                                         .end_box = td_tokenizer_find_added(tok, "<|end_of_box|>") };
-    return TD_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- socket --- */
@@ -201,8 +193,8 @@ static td_status start(td_server *server, td_error *err)
     int fd = -1;
     td_status st = copy_strings(server, err);
     if (st == TD_OK) st = td_auth_create(o->keys, o->n_keys, o->keys_env, o->keys_file, &server->auth, err);
-    if (st == TD_OK) st = prepare_tokenizer(server, err);
     if (st != TD_OK) return st;
+    collect_reply_ids(server);
     collect_end_ids(server);
     raise_descriptor_limit(o->max_connections);
     if (!(server->metrics = td_metrics_create())) return td_fail(err, TD_ENOMEM, "server: out of memory");

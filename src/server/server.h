@@ -33,12 +33,12 @@ typedef struct td_server_options {
     const char *model_id;       /* the name clients see */
     const char *const *aliases; /* [n_aliases] further names of the same model */
     int n_aliases;
-    const char *checkpoint;  /* "root" of /v1/models; NULL: model_id */
-    const char *backend;     /* "cpu", "cuda": for /health */
-    const char *version;     /* of this program */
-    bool strict_model;       /* an unknown `model` is 404; otherwise it is accepted and echoed */
-    int world;               /* ranks: for /health; (0: 1) */
-    td_tokenizer *tokenizer; /* create() reserves <|image|> and <|video|> in it */
+    const char *checkpoint;        /* "root" of /v1/models; NULL: model_id */
+    const char *backend;           /* "cpu", "cuda": for /health */
+    const char *version;           /* of this program */
+    bool strict_model;             /* an unknown `model` is 404; otherwise it is accepted and echoed */
+    int world;                     /* ranks: for /health; (0: 1) */
+    const td_tokenizer *tokenizer; /* after td_chat_reserve_media() */
     const td_config *config;
     int32_t context_tokens; /* prompt + reply; the engine's */
 

@@ -2,6 +2,7 @@
 #include "fake_engine.h"
 
 #include "base/clock.h"
+#include "text/chat_encode.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -320,7 +321,8 @@ td_tokenizer *fake_tokenizer(void)
     p += sprintf(p, "}}}");
     td_tokenizer *tok = NULL;
     td_error err;
-    if (td_tokenizer_open_memory("fake", text, (size_t)(p - text), &tok, &err) != TD_OK) {
+    if (td_tokenizer_open_memory("fake", text, (size_t)(p - text), &tok, &err) != TD_OK ||
+        td_chat_reserve_media(tok) != TD_OK) {
         fprintf(stderr, "%s\n", err.text);
         abort();
     }

@@ -13,7 +13,7 @@ td_server_options fixture_options(const td_tokenizer *tokenizer)
 {
     return (td_server_options){ .model_id = "test-model",
                                 .version = "1.2.3",
-                                .tokenizer = (td_tokenizer *)tokenizer,
+                                .tokenizer = tokenizer,
                                 .context_tokens = 400,
                                 .temperature = 0.75,
                                 .top_p = 0.5,
@@ -36,7 +36,7 @@ void fixture_close(fixture *f)
 {
     td_server_destroy(f->server);
     td_engine_destroy(f->engine);
-    td_tokenizer_destroy(f->tokenizer);
+    td_tokenizer_destroy((td_tokenizer *)f->tokenizer);
 }
 
 http_reply fixture_post(const fixture *f, const char *path, const char *body)

@@ -7,7 +7,7 @@
 #include "server/server.h"
 
 typedef struct fixture {
-    td_tokenizer *tokenizer;
+    const td_tokenizer *tokenizer; /* owned */
     td_engine *engine;
     td_server *server;
     int port;
