@@ -1,18 +1,5 @@
 #include "ops_support.h"
 
-uint64_t op_next(uint64_t *seed)
-{
-    *seed ^= *seed >> 12;
-    *seed ^= *seed << 25;
-    *seed ^= *seed >> 27;
-    return *seed * 0x2545f4914f6cdd1du;
-}
-
-float op_uniform(uint64_t *seed)
-{
-    return (float)((int64_t)(op_next(seed) >> 40) - (1 << 23)) * 0x1p-23f;
-}
-
 void *op_alloc(size_t n_bytes)
 {
     size_t padded = (n_bytes + 127) / 64 * 64;

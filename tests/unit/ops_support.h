@@ -15,10 +15,7 @@
 #include <cmocka.h>
 
 #include "ops/ops.h"
-
-/* xorshift64*; same numbers everywhere */
-uint64_t op_next(uint64_t *seed);
-float op_uniform(uint64_t *seed); /* (-1, 1), 24 bits */
+#include "ops_random.h"
 
 /* malloced and 64-byte aligned; the test stops when there is no memory. zeroed. */
 void *op_alloc(size_t n_bytes);
