@@ -44,7 +44,9 @@ typedef struct td_link_options {
     const char *build;      /* hash of this program; must be equal; NULL = "" */
     const char *checkpoint; /* hash of the checkpoint; must be equal; NULL = "" */
 
-    int wait_ms;         /* td_link_open: until the peer is there, 60,000 */
+    int wait_ms;                     /* td_link_open: until the peer is there, 60,000 */
+    bool (*keep_waiting)(void *arg); /* asked about 20 times a second meanwhile; false: TD_ECANCELED. NULL = always */
+    void *keep_waiting_arg;
     int beat_ms;         /* between two beats, 2,000 */
     int warn_ms;         /* no beat, or a late gather: a warning in the log, 5,000 */
     int peer_timeout_ms; /* no beat: lost, 120,000; 0 = never */

@@ -44,6 +44,13 @@ static void waiting_report(waiting *w, const char *host, int port, int for_rank,
            (long long)((now - w->start_ns) / 1000000000), last[0] ? ": " : "", last);
 }
 
+/* TD_OK, or TD_ECANCELED when whoever opens the link has lost interest. */
+static td_status still_wanted(const td_link_options *o, td_error *err)
+{
+    if (!o->keep_waiting || o->keep_waiting(o->keep_waiting_arg)) return TD_OK;
+    return td_fail(err, TD_ECANCELED, "stopped while waiting for rank %d", 1 - o->rank);
+}
+
 static td_status send_frame(int fd, td_frame_type type, uint64_t generation, const void *payload, size_t n_bytes)
 {
     uint8_t head[TD_FRAME_HEAD_BYTES];
@@ -128,6 +135,7 @@ static td_status form_rank0(const td_link_options *o, td_pair *pair, td_error *e
                 close(visit.fd);
         }
         waiting_report(&w, host, o->port, 1, "");
+        if (status == TD_OK && pair->step_fd < 0) status = still_wanted(o, err);
     }
     if (status == TD_OK && pair->step_fd < 0)
         status =
@@ -165,6 +173,7 @@ static td_status await_reply(const td_link_options *o, td_pair *pair, td_frame_r
         td_frame frame = { 0 };
         const uint8_t *payload;
         if (td_now_ns() > w->end_ns) return td_fail(err, TD_EAGAIN, "connected, but no answer");
+        if (still_wanted(o, err) != TD_OK) return TD_ECANCELED;
         poll(&p, 1, RETRY_MS);
         waiting_report(w, o->master_host, o->port, 0, "connected, but no answer yet");
         void *to = td_frame_space(reader, &space);
@@ -208,6 +217,7 @@ static td_status form_rank1(const td_link_options *o, td_pair *pair, td_error *e
         drop_fd(&pair->step_fd);
         waiting_report(&w, o->master_host, o->port, 0, last.text);
         td_sleep_ns((int64_t)RETRY_MS * 1000000);
+        if ((status = still_wanted(o, &last)) != TD_OK) break;
     }
     td_frame_reader_deinit(&reader);
     if (status == TD_EAGAIN)

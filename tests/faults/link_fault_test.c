@@ -369,6 +369,30 @@ static void test_no_peer(void **state)
     run_pair(&args, same_rank_twice, same_rank_twice, 5000);
 }
 
+static bool until_200ms(void *arg)
+{
+    return now_ms() < *(const int64_t *)arg + 200;
+}
+
+static void loses_interest(const rank_args *args)
+{
+    rank_args changed = *args;
+    int64_t start = now_ms();
+    changed.options.keep_waiting = until_200ms;
+    changed.options.keep_waiting_arg = &start;
+    if (args->options.rank == 1) changed.options.port = free_port(); /* nobody there for either */
+    expect_open(&changed, TD_ECANCELED, "stopped while waiting", "rank");
+    must(now_ms() - start < 3000);
+}
+
+static void test_canceled_open(void **state)
+{
+    (void)state;
+    rank_args args;
+    args_init(&args, "tcp");
+    run_pair(&args, loses_interest, loses_interest, 5000);
+}
+
 static void checks_differ(const rank_args *args)
 {
     td_error err = { 0 };
@@ -594,6 +618,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_clean_stop),
         cmocka_unit_test(test_settings_differ),
         cmocka_unit_test(test_no_peer),
+        cmocka_unit_test(test_canceled_open),
         cmocka_unit_test(test_out_of_step),
         cmocka_unit_test(test_restarted_rank),
         cmocka_unit_test(test_strangers),
