@@ -1,8 +1,10 @@
 /* Devices: what all backends share, and the CPU's: its threads, its scratch, conversion of activations. */
 #include "ops/cpu/cpu.h"
+#include "ops/simd.h"
 
 #include <omp.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 enum {
     THREADS_MAX = 256,
@@ -11,7 +13,7 @@ enum {
 
 void td_dev_destroy(td_dev *dev)
 {
-    if (dev) dev->destroy(dev);
+    if (dev) dev->calls->destroy(dev);
 }
 
 td_backend td_dev_backend(const td_dev *dev)
@@ -36,12 +38,12 @@ td_act *td_act_at(const td_dev *dev, const td_act *base, size_t i)
 
 void td_act_from_f32(const td_dev *dev, td_act *dst, const float *src, size_t n)
 {
-    dev->act_from_f32(dev, dst, src, n);
+    dev->calls->act_from_f32(dev, dst, src, n);
 }
 
 void td_act_to_f32(const td_dev *dev, float *dst, const td_act *src, size_t n)
 {
-    dev->act_to_f32(dev, dst, src, n);
+    dev->calls->act_to_f32(dev, dst, src, n);
 }
 
 void td_load_act(const td_cpu_dev *dev, const td_act *src, size_t i, float *dst, size_t n)
@@ -51,7 +53,9 @@ void td_load_act(const td_cpu_dev *dev, const td_act *src, size_t i, float *dst,
         return;
     }
     const td_bf16 *from = (const td_bf16 *)(const void *)src + i;
-    for (size_t j = 0; j < n; j++) dst[j] = td_bf16_f32(from[j]);
+    size_t j = 0;
+    for (; j + TD_LANES <= n; j += TD_LANES) td_v16_store(dst + j, td_v16_load_bf16(from + j));
+    for (; j < n; j++) dst[j] = td_bf16_f32(from[j]);
 }
 
 void td_store_act(const td_cpu_dev *dev, td_act *dst, size_t i, const float *src, size_t n)
@@ -61,13 +65,17 @@ void td_store_act(const td_cpu_dev *dev, td_act *dst, size_t i, const float *src
         return;
     }
     td_bf16 *to = (td_bf16 *)(void *)dst + i;
-    for (size_t j = 0; j < n; j++) to[j] = td_f32_bf16(src[j]);
+    size_t j = 0;
+    for (; j + TD_LANES <= n; j += TD_LANES) td_v16_store_bf16(to + j, td_v16_load(src + j));
+    for (; j < n; j++) to[j] = td_f32_bf16(src[j]);
 }
 
 void td_round_act(const td_cpu_dev *dev, float *x, size_t n)
 {
     if (dev->base.exact_fp32) return;
-    for (size_t j = 0; j < n; j++) x[j] = td_bf16_f32(td_f32_bf16(x[j]));
+    size_t j = 0;
+    for (; j + TD_LANES <= n; j += TD_LANES) td_v16_store(x + j, td_v16_round_bf16(td_v16_load(x + j)));
+    for (; j < n; j++) x[j] = td_bf16_f32(td_f32_bf16(x[j]));
 }
 
 static void cpu_from_f32(const td_dev *dev, td_act *dst, const float *src, size_t n)
@@ -85,6 +93,86 @@ static void cpu_destroy(td_dev *dev)
     free(td_cpu(dev)->own);
     free(dev);
 }
+
+/* One anonymous mapping an allocation: pages that nothing reaches cost nothing. */
+static td_status cpu_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err)
+{
+    (void)dev;
+    void *memory = mmap(NULL, n_bytes ? n_bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return td_fail(err, TD_ENOMEM, "CPU device: %zu bytes are not to be had", n_bytes);
+    *out = memory;
+    return TD_OK;
+}
+
+static void cpu_free(td_dev *dev, void *memory, size_t n_bytes)
+{
+    (void)dev;
+    if (memory) munmap(memory, n_bytes ? n_bytes : 1);
+}
+
+static td_status cpu_copy(td_dev *dev, void *dst, const void *src, size_t n_bytes)
+{
+    (void)dev;
+    memcpy(dst, src, n_bytes);
+    return TD_OK;
+}
+
+static td_status cpu_fill(td_dev *dev, void *dst, int byte, size_t n_bytes)
+{
+    (void)dev;
+    memset(dst, byte, n_bytes);
+    return TD_OK;
+}
+
+static td_status cpu_sync(td_dev *dev, td_error *err)
+{
+    (void)dev;
+    (void)err;
+    return TD_OK;
+}
+
+static td_status cpu_capture_begin(td_dev *dev)
+{
+    (void)dev;
+    return TD_EUNSUPPORTED;
+}
+
+static td_status cpu_capture_end(td_dev *dev, td_graph **out, td_error *err)
+{
+    (void)dev;
+    (void)out;
+    return td_fail(err, TD_EUNSUPPORTED, "a CPU device records no graphs");
+}
+
+static td_status cpu_graph_launch(td_dev *dev, td_graph *graph)
+{
+    (void)dev;
+    (void)graph;
+    return TD_EUNSUPPORTED;
+}
+
+static void cpu_graph_destroy(td_dev *dev, td_graph *graph)
+{
+    (void)dev;
+    (void)graph;
+}
+
+static const td_dev_calls cpu_calls = { .destroy = cpu_destroy,
+                                        .act_from_f32 = cpu_from_f32,
+                                        .act_to_f32 = cpu_to_f32,
+                                        .alloc = cpu_alloc,
+                                        .free = cpu_free,
+                                        .host_alloc = cpu_alloc,
+                                        .host_free = cpu_free,
+                                        .upload = cpu_copy,
+                                        .download = cpu_copy,
+                                        .copy = cpu_copy,
+                                        .fill = cpu_fill,
+                                        .sync = cpu_sync,
+                                        .capture_begin = cpu_capture_begin,
+                                        .capture_end = cpu_capture_end,
+                                        .graph_launch = cpu_graph_launch,
+                                        .graph_destroy = cpu_graph_destroy };
 
 static size_t largest(const size_t *bytes, int n)
 {
@@ -128,11 +216,7 @@ td_status td_dev_create_cpu(const td_dev_limits *limits, int n_threads, bool exa
                        limits->n_heads);
     td_cpu_dev *dev = (td_cpu_dev *)calloc(1, sizeof *dev);
     if (!dev) return td_fail(err, TD_ENOMEM, "CPU device: out of memory");
-    dev->base = (td_dev){ .backend = TD_CPU,
-                          .exact_fp32 = exact_fp32,
-                          .destroy = cpu_destroy,
-                          .act_from_f32 = cpu_from_f32,
-                          .act_to_f32 = cpu_to_f32 };
+    dev->base = (td_dev){ .backend = TD_CPU, .exact_fp32 = exact_fp32, .calls = &cpu_calls };
     dev->limits = *limits;
     dev->n_threads = thread_count(n_threads);
     dev->own_bytes = own_bytes(limits);

@@ -49,6 +49,12 @@ typedef struct td_dev td_dev;
 /* CPU: n_threads OpenMP threads (0: all cores); exact_fp32: act is fp32 and nothing is rounded to bf16. Results have the
  * same bits for any n_threads. The device owns its scratch; destroy accepts NULL. */
 td_status td_dev_create_cpu(const td_dev_limits *limits, int n_threads, bool exact_fp32, td_dev **out, td_error *err);
+
+/* NVIDIA GPU number `index` of the driver's list: one stream, on which every operation is enqueued in call order, and
+ * scratch that is allocated once. TD_EUNSUPPORTED without a driver or a usable GPU, or in a build without CUDA; the text
+ * says which. The operations of a CUDA device only enqueue: a failure shows at the next td_dev_sync(). */
+td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err);
+size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits); /* device memory that create_cuda takes; 0 without CUDA */
 void td_dev_destroy(td_dev *dev);
 td_backend td_dev_backend(const td_dev *dev);
 bool td_dev_exact_fp32(const td_dev *dev);
@@ -57,6 +63,35 @@ size_t td_dev_scratch_bytes(const td_dev_limits *limits, bool exact_fp32, int n_
 /* Bytes of n activations, and the address of element i. */
 size_t td_act_bytes(const td_dev *dev, size_t n);
 td_act *td_act_at(const td_dev *dev, const td_act *base, size_t i);
+
+/* Memory. Addresses that operations read and write ("device-visible") come from these; host code reaches what
+ * td_dev_alloc gave only through upload, download and fill. On the CPU all of it is ordinary memory.
+ *   td_dev_alloc       zeroed on the CPU (untouched pages cost nothing), undefined on a GPU; 256-byte aligned
+ *   td_dev_host_alloc  zeroed, visible to host and device at the same address: tables written before each window, buffers
+ *                      that cross ranks. A GPU reads it over the bus: small tables only.
+ *   td_dev_upload      in order with the operations; src may be reused on return
+ *   td_dev_download    waits for everything enqueued before; dst is filled on return (TD_ECUDA when anything failed)
+ *   td_dev_copy        device to device, in order
+ *   td_dev_sync        waits, and reports the first failure since creation: such a device is lost
+ * n_bytes of free and host_free are those of the allocation; NULL memory is allowed. */
+td_status td_dev_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err);
+void td_dev_free(td_dev *dev, void *memory, size_t n_bytes);
+td_status td_dev_host_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err);
+void td_dev_host_free(td_dev *dev, void *memory, size_t n_bytes);
+td_status td_dev_upload(td_dev *dev, void *dst, const void *src, size_t n_bytes);
+td_status td_dev_download(td_dev *dev, void *dst, const void *src, size_t n_bytes);
+td_status td_dev_copy(td_dev *dev, void *dst, const void *src, size_t n_bytes);
+td_status td_dev_fill(td_dev *dev, void *dst, int byte, size_t n_bytes);
+td_status td_dev_sync(td_dev *dev, td_error *err);
+
+/* Graphs. Operations called between begin and end are recorded instead of run; launch runs them again with what their
+ * tables hold then. What fixes a recording: row counts, n_segments, whether a segment is chunked; so record with unused
+ * segment entries (n_rows 0) up to the number that may come. CPU: TD_EUNSUPPORTED. */
+typedef struct td_graph td_graph;
+td_status td_dev_capture_begin(td_dev *dev);
+td_status td_dev_capture_end(td_dev *dev, td_graph **out, td_error *err);
+td_status td_dev_graph_launch(td_dev *dev, td_graph *graph);
+void td_dev_graph_destroy(td_dev *dev, td_graph *graph);
 
 /* Host copies to and from activations (tests, snapshots, drafts): fp32 in, rounded as a store would; fp32 out. */
 void td_act_from_f32(const td_dev *dev, td_act *dst, const float *src, size_t n);

@@ -72,6 +72,49 @@ TD_INLINE td_v16 td_v16_load_panel_bf16(const uint16_t *p)
                      _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000))) };
 }
 
+/* Natural order: 16 bf16, 16 binary16. */
+TD_INLINE td_v16 td_v16_load_bf16(const uint16_t *p)
+{
+    __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 8)));
+    return (td_v16){ _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)) };
+}
+
+TD_INLINE td_v16 td_v16_load_f16(const uint16_t *p)
+{
+    return (td_v16){ _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                     _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))) };
+}
+
+/* Each lane rounded to bf16, as the upper half of its bits (td_f32_bf16); the lower half is not cleared. */
+TD_INLINE __m256i td_bf16_bits8(__m256 x)
+{
+    __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+
+TD_INLINE td_v16 td_v16_round_bf16(td_v16 x)
+{
+    __m256i mask = _mm256_set1_epi32((int)0xffff0000);
+    return (td_v16){ _mm256_castsi256_ps(_mm256_and_si256(td_bf16_bits8(x.a), mask)),
+                     _mm256_castsi256_ps(_mm256_and_si256(td_bf16_bits8(x.b), mask)) };
+}
+
+TD_INLINE void td_v16_store_bf16(uint16_t *p, td_v16 x)
+{
+    __m256i a = _mm256_srli_epi32(td_bf16_bits8(x.a), 16), b = _mm256_srli_epi32(td_bf16_bits8(x.b), 16);
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
+}
+
+/* Each lane rounded to binary16 and back. */
+TD_INLINE td_v16 td_v16_round_f16(td_v16 x)
+{
+    return (td_v16){ _mm256_cvtph_ps(_mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)),
+                     _mm256_cvtph_ps(_mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT)) };
+}
+
 /* 16 e4m3 codes as value * 2^-8: the code's bits moved into a half float, whose subnormals convert exactly. The NaN
  * code is not one here. */
 TD_INLINE td_v16 td_v16_load_e4m3(const uint8_t *p)
@@ -154,6 +197,53 @@ TD_INLINE td_v16 td_v16_load_panel_bf16(const uint16_t *p)
     uint32x4_t mask = vdupq_n_u32(0xffff0000u);
     return (td_v16){ vreinterpretq_f32_u32(vshlq_n_u32(w0, 16)), vreinterpretq_f32_u32(vshlq_n_u32(w1, 16)),
                      vreinterpretq_f32_u32(vandq_u32(w0, mask)), vreinterpretq_f32_u32(vandq_u32(w1, mask)) };
+}
+
+TD_INLINE td_v16 td_v16_load_bf16(const uint16_t *p)
+{
+    uint16x8_t lo = vld1q_u16(p), hi = vld1q_u16(p + 8);
+    return (td_v16){ vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(lo), 16)),
+                     vreinterpretq_f32_u32(vshll_high_n_u16(lo, 16)),
+                     vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)),
+                     vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16)) };
+}
+
+TD_INLINE td_v16 td_v16_load_f16(const uint16_t *p)
+{
+    float16x8_t lo = vreinterpretq_f16_u16(vld1q_u16(p)), hi = vreinterpretq_f16_u16(vld1q_u16(p + 8));
+    return (td_v16){ vcvt_f32_f16(vget_low_f16(lo)), vcvt_high_f32_f16(lo), vcvt_f32_f16(vget_low_f16(hi)),
+                     vcvt_high_f32_f16(hi) };
+}
+
+TD_INLINE uint32x4_t td_bf16_bits4(float32x4_t x)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    return vbslq_u32(vceqq_f32(x, x), rounded, vorrq_u32(bits, vdupq_n_u32(0x400000)));
+}
+
+TD_INLINE float32x4_t td_round_bf16_4(float32x4_t x)
+{
+    return vreinterpretq_f32_u32(vandq_u32(td_bf16_bits4(x), vdupq_n_u32(0xffff0000u)));
+}
+
+TD_INLINE td_v16 td_v16_round_bf16(td_v16 x)
+{
+    return (td_v16){ td_round_bf16_4(x.a), td_round_bf16_4(x.b), td_round_bf16_4(x.c), td_round_bf16_4(x.d) };
+}
+
+TD_INLINE void td_v16_store_bf16(uint16_t *p, td_v16 x)
+{
+    vst1_u16(p, vshrn_n_u32(td_bf16_bits4(x.a), 16));
+    vst1_u16(p + 4, vshrn_n_u32(td_bf16_bits4(x.b), 16));
+    vst1_u16(p + 8, vshrn_n_u32(td_bf16_bits4(x.c), 16));
+    vst1_u16(p + 12, vshrn_n_u32(td_bf16_bits4(x.d), 16));
+}
+
+TD_INLINE td_v16 td_v16_round_f16(td_v16 x)
+{
+    return (td_v16){ vcvt_f32_f16(vcvt_f16_f32(x.a)), vcvt_f32_f16(vcvt_f16_f32(x.b)), vcvt_f32_f16(vcvt_f16_f32(x.c)),
+                     vcvt_f32_f16(vcvt_f16_f32(x.d)) };
 }
 
 TD_INLINE td_v16 td_v16_load_e4m3(const uint8_t *p)
@@ -246,6 +336,37 @@ TD_INLINE td_v16 td_v16_load_panel_bf16(const uint16_t *p)
         v.l[8 + i] = td_bf16_f32(p[2 * i + 1]);
     }
     return v;
+}
+
+TD_INLINE td_v16 td_v16_load_bf16(const uint16_t *p)
+{
+    td_v16 v;
+    for (int i = 0; i < TD_LANES; i++) v.l[i] = td_bf16_f32(p[i]);
+    return v;
+}
+
+TD_INLINE td_v16 td_v16_load_f16(const uint16_t *p)
+{
+    td_v16 v;
+    for (int i = 0; i < TD_LANES; i++) v.l[i] = td_f16_f32(p[i]);
+    return v;
+}
+
+TD_INLINE td_v16 td_v16_round_bf16(td_v16 x)
+{
+    for (int i = 0; i < TD_LANES; i++) x.l[i] = td_bf16_f32(td_f32_bf16(x.l[i]));
+    return x;
+}
+
+TD_INLINE void td_v16_store_bf16(uint16_t *p, td_v16 x)
+{
+    for (int i = 0; i < TD_LANES; i++) p[i] = td_f32_bf16(x.l[i]);
+}
+
+TD_INLINE td_v16 td_v16_round_f16(td_v16 x)
+{
+    for (int i = 0; i < TD_LANES; i++) x.l[i] = td_f16_f32(td_f32_f16(x.l[i]));
+    return x;
 }
 
 TD_INLINE td_v16 td_v16_load_e4m3(const uint8_t *p)

@@ -54,19 +54,25 @@ static float *input_of(const experts_job *job, int up, int pick)
     return job->x + ((size_t)up * BATCH + (size_t)pick) * (size_t)job->a->experts->dim;
 }
 
-/* f16(H(x * suh)) in place of x, as fp32 */
+static void scale_f16(float *x, const td_f16 *scale, int n)
+{
+    for (int i = 0; i < n; i += TD_LANES)
+        td_v16_store(x + i, td_v16_mul(td_v16_load(x + i), td_v16_load_f16(scale + i)));
+}
+
+/* f16(H(x * suh)) in place, as fp32 */
 static void rotate_in(const td_exl3 *w, float *x)
 {
-    for (int i = 0; i < w->k; i++) x[i] *= td_f16_f32(w->suh[i]);
+    scale_f16(x, w->suh, w->k);
     td_hadamard128_blocks(x, (size_t)w->k, TD_HADAMARD_SCALE);
-    for (int i = 0; i < w->k; i++) x[i] = td_f16_f32(td_f32_f16(x[i]));
+    for (int i = 0; i < w->k; i += TD_LANES) td_v16_store(x + i, td_v16_round_f16(td_v16_load(x + i)));
 }
 
 /* H(z) * svh in place */
 static void rotate_out(const td_exl3 *w, float *z)
 {
     td_hadamard128_blocks(z, (size_t)w->n, TD_HADAMARD_SCALE);
-    for (int i = 0; i < w->n; i++) z[i] *= td_f16_f32(w->svh[i]);
+    scale_f16(z, w->svh, w->n);
 }
 
 static const group *group_of(const experts_job *job, int pick)

@@ -39,21 +39,21 @@ static void leave(const hyper_job *job, int row, own_scratch *s)
     const td_hyper_args *a = job->a;
     size_t dim = (size_t)a->dim;
     const float *p0 = a->partials + (size_t)row * dim, *p1 = p0 + (size_t)a->n_rows * dim;
-    const float *post = a->post + (size_t)row * S, *c = a->comb + (size_t)row * S * S;
-    for (size_t d = 0; d < dim; d++) s->b[d] = p0[d] + p1[d];
-    td_round_act(job->dev, s->b, dim);
-    float *x0 = s->x, *x1 = x0 + dim, *x2 = x1 + dim, *x3 = x2 + dim;
-    for (size_t d = 0; d < dim; d++) {
-        float y[S];
-        for (int k = 0; k < S; k++)
-            y[k] =
-                post[k] * s->b[d] + (((c[k] * x0[d] + c[S + k] * x1[d]) + c[2 * S + k] * x2[d]) + c[3 * S + k] * x3[d]);
-        x0[d] = y[0];
-        x1[d] = y[1];
-        x2[d] = y[2];
-        x3[d] = y[3];
+    td_v16 post[S], c[S * S];
+    for (int k = 0; k < S; k++) post[k] = td_v16_splat(a->post[(size_t)row * S + (size_t)k]);
+    for (int k = 0; k < S * S; k++) c[k] = td_v16_splat(a->comb[(size_t)row * S * S + (size_t)k]);
+    for (size_t d = 0; d < dim; d += TD_LANES) {
+        td_v16 b = td_v16_add(td_v16_load(p0 + d), td_v16_load(p1 + d)), x[S];
+        if (!job->dev->base.exact_fp32) b = td_v16_round_bf16(b);
+        for (int k = 0; k < S; k++) x[k] = td_v16_load(s->x + (size_t)k * dim + d);
+        for (int k = 0; k < S; k++) {
+            td_v16 y = td_v16_mul(c[k], x[0]);
+            for (int i = 1; i < S; i++) y = td_v16_add(y, td_v16_mul(c[S * i + k], x[i]));
+            y = td_v16_add(td_v16_mul(post[k], b), y);
+            if (!job->dev->base.exact_fp32) y = td_v16_round_bf16(y);
+            td_v16_store(s->x + (size_t)k * dim + d, y);
+        }
     }
-    td_round_act(job->dev, s->x, S * dim);
     td_store_act(job->dev, a->x, (size_t)row * S * dim, s->x, S * dim);
 }
 
@@ -76,9 +76,12 @@ static void mixes(const td_hyper_args *a, const float *x, float m[MIXES])
 
 static void transpose(v4 c[S])
 {
-    v4 t[S];
-    for (int i = 0; i < S; i++) t[i] = (v4){ c[0][i], c[1][i], c[2][i], c[3][i] };
-    memcpy(c, t, sizeof t);
+    v4 a = __builtin_shufflevector(c[0], c[1], 0, 4, 1, 5), b = __builtin_shufflevector(c[2], c[3], 0, 4, 1, 5);
+    v4 d = __builtin_shufflevector(c[0], c[1], 2, 6, 3, 7), e = __builtin_shufflevector(c[2], c[3], 2, 6, 3, 7);
+    c[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+    c[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    c[2] = __builtin_shufflevector(d, e, 0, 1, 4, 5);
+    c[3] = __builtin_shufflevector(d, e, 2, 3, 6, 7);
 }
 
 /* c[i][j] /= ((c[0][j] + c[1][j]) + c[2][j]) + c[3][j] + eps: columns. Rows: the same on the transpose. */
