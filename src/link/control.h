@@ -39,13 +39,14 @@ void td_control_announce_failure(td_control *control, const char *text);
 
 typedef struct td_wait {
     td_control *control;
-    const char *what; /* "gather 17" in messages */
+    const char *what; /* "gather 17" in messages: what and number */
+    uint64_t number;
     int warn_ms, late_ms;
     int64_t last_ns, waited_ns, stopped_ns;
     bool warned, no_sleep; /* no_sleep: the caller blocks in poll() itself */
 } td_wait;
 
-td_wait td_wait_start(td_control *control, const char *what, int warn_ms, int late_ms);
+td_wait td_wait_start(td_control *control, const char *what, uint64_t number, int warn_ms, int late_ms);
 /* Call after each fruitless look: spins, yields or sleeps according to how long it took so far, warns when late, and
  * ends the wait when the peer is lost, stopped or late beyond the limit (TD_EPEER, TD_ECANCELED with err). */
 td_status td_wait_more(td_wait *wait, td_error *err);

@@ -185,6 +185,7 @@ td_status td_link_gather(td_link *link, void *buf, size_t n_bytes, td_error *err
 {
     if (n_bytes == 0 || n_bytes > link->gather_max_bytes)
         return td_fail(err, TD_EINVAL, "gather of %zu bytes, allowed are 1 to %zu", n_bytes, link->gather_max_bytes);
+    if (td_link_state(link) == TD_LINK_LOST) return td_link_lost_reason(link, err);
     return link->ops->gather(link, buf, n_bytes, err);
 }
 
@@ -203,20 +204,23 @@ static int n_pieces(size_t n_bytes, size_t piece_bytes)
 td_status td_link_exchange_start(td_link *link, td_exchange *x, const void *mine, size_t send_bytes, void *theirs,
                                  size_t recv_bytes, td_error *err)
 {
-    if (link->exchange) return td_fail(err, TD_EINVAL, "an exchange is under way: finish it first");
+    if (td_link_state(link) == TD_LINK_LOST) return td_link_lost_reason(link, err);
+    if (link->exchanging) return td_fail(err, TD_EINVAL, "an exchange is under way: finish it first");
     size_t send_piece = td_exchange_piece_bytes(send_bytes), recv_piece = td_exchange_piece_bytes(recv_bytes);
-    *x = (td_exchange){ .recv_bytes = recv_bytes,
+    *x = (td_exchange){ .number = ++link->n_exchanges,
+                        .recv_bytes = recv_bytes,
                         .recv_piece_bytes = recv_piece,
                         .n_send = n_pieces(send_bytes, send_piece),
                         .n_recv = n_pieces(recv_bytes, recv_piece) };
     td_status status = link->ops->exchange_start(link, x, mine, send_bytes, send_piece, theirs, err);
-    if (status == TD_OK) link->exchange = x;
+    link->exchanging = true; /* also after a failure: the transport holds on to the buffers, and the link is lost */
     return status;
 }
 
 td_status td_link_exchange_wait(td_link *link, td_exchange *x, size_t until_bytes, size_t *arrived_bytes, td_error *err)
 {
-    if (link->exchange != x) return td_fail(err, TD_EINVAL, "this exchange is not under way");
+    if (!link->exchanging || x->number != link->n_exchanges)
+        return td_fail(err, TD_EINVAL, "this exchange is not under way");
     if (until_bytes > x->recv_bytes)
         return td_fail(err, TD_EINVAL, "waiting for %zu bytes of an exchange of %zu", until_bytes, x->recv_bytes);
     while (x->next_recv < x->n_recv && x->arrived_bytes < until_bytes) {
@@ -235,7 +239,7 @@ td_status td_link_exchange_finish(td_link *link, td_exchange *x, td_error *err)
     size_t arrived;
     td_status status = td_link_exchange_wait(link, x, x->recv_bytes, &arrived, err);
     if (status == TD_OK) status = link->ops->exchange_sent(link, x, err);
-    if (status == TD_OK) link->exchange = NULL;
+    if (status == TD_OK) link->exchanging = false;
     return status;
 }
 
@@ -256,7 +260,7 @@ td_status td_link_check(td_link *link, const char *what, uint64_t checksum, td_e
     uint64_t name = td_fnv1a(TD_FNV1A_START, what, strlen(what)), (*of)[2] = (void *)link->check;
     of[link->rank][0] = checksum;
     of[link->rank][1] = name;
-    td_status status = link->ops->gather(link, link->check, sizeof of[0], err);
+    td_status status = td_link_gather(link, link->check, sizeof of[0], err);
     if (status != TD_OK) return status;
     for (int r = 0; r < link->world; r++) {
         if (of[r][1] != name)

@@ -90,9 +90,9 @@ td_status td_link_gather(td_link *link, void *buf, size_t n_bytes, td_error *err
  *
  * One exchange at a time; gathers may run between start and finish. */
 typedef struct td_exchange {
+    uint64_t number;
     size_t recv_bytes, arrived_bytes, recv_piece_bytes;
-    int n_send, n_recv, next_recv;                             /* pieces; the first one not yet arrived */
-    void *send[TD_LINK_PIECES_MAX], *recv[TD_LINK_PIECES_MAX]; /* the transport's requests */
+    int n_send, n_recv, next_recv; /* pieces; the first one not yet arrived */
 } td_exchange;
 
 td_status td_link_exchange_start(td_link *link, td_exchange *x, const void *mine, size_t send_bytes, void *theirs,

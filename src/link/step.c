@@ -81,7 +81,7 @@ td_status td_link_send_step(td_link *link, const void *bytes, size_t n_bytes, td
 
     /* A small message goes out in one call; it is copied behind its head. Rank 0 receives no steps: ahead is free. */
     td_step_stream *s = link->steps;
-    td_wait wait = td_wait_start(link->control, "room for a step message", link->warn_ms, link->late_ms);
+    td_wait wait = td_wait_start(link->control, "room for step message", s->seq, link->warn_ms, link->late_ms);
     wait.no_sleep = true;
     td_frame_write(s->ahead, TD_FRAME_STEP, s->seq++, link->generation, bytes, n_bytes);
     size_t with_head = n_bytes < AHEAD_BYTES - TD_FRAME_HEAD_BYTES ? n_bytes : AHEAD_BYTES - TD_FRAME_HEAD_BYTES;
@@ -168,7 +168,7 @@ td_status td_link_recv_step(td_link *link, void *buf, size_t cap_bytes, size_t *
         return td_control_lose(link->control, err, "step message %u of %u bytes, at most %zu fit", frame.seq,
                                frame.n_bytes, cap_bytes);
     s->taken_bytes = sizeof head;
-    td_wait wait = td_wait_start(link->control, "the rest of a step message", link->warn_ms, link->late_ms);
+    td_wait wait = td_wait_start(link->control, "the rest of step message", s->seq, link->warn_ms, link->late_ms);
     wait.no_sleep = true;
     status = take_payload(link, &wait, buf, frame.n_bytes, err);
     if (status != TD_OK) return status;

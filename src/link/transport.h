@@ -13,8 +13,8 @@ typedef struct td_transport {
     td_status (*exchange_start)(td_link *link, td_exchange *x, const void *mine, size_t send_bytes,
                                 size_t send_piece_bytes, void *theirs, td_error *err);
     td_status (*exchange_piece)(td_link *link, td_exchange *x, int piece,
-                                td_error *err);                               /* until recv[piece] is there */
-    td_status (*exchange_sent)(td_link *link, td_exchange *x, td_error *err); /* until all of send is done */
+                                td_error *err);                               /* until that piece of theirs is there */
+    td_status (*exchange_sent)(td_link *link, td_exchange *x, td_error *err); /* until all of mine is sent */
     void (*progress)(td_link *link);
     void (*close)(td_link *link); /* state may be half made */
 } td_transport;
@@ -37,8 +37,9 @@ struct td_link {
     uint64_t generation;
     unsigned char *region; /* page-aligned */
     size_t region_bytes, region_used_bytes;
-    uint64_t *check;       /* [world][2], for td_link_check */
-    td_exchange *exchange; /* the one under way */
+    uint64_t *check;      /* [world][2], for td_link_check */
+    uint64_t n_exchanges; /* begun so far: the number of the last */
+    bool exchanging;      /* the last is not finished */
     td_step_stream *steps;
 };
 

@@ -43,8 +43,10 @@ typedef struct ucx {
     ucp_ep_h ep;
     ucp_mem_h memory;
     ucs_status_t broken; /* UCS_OK until the endpoint's error callback */
-    uint64_t n_gathers, n_exchanges;
-    void *recv, *send;   /* of the gather under way; left to close after a failure */
+    uint64_t n_gathers;
+    /* Of the gather and the exchange under way; what is left after a failure is close's to clean up. */
+    void *recv, *send;
+    void *piece_recv[TD_LINK_PIECES_MAX], *piece_send[TD_LINK_PIECES_MAX];
     bool endpoint_fails; /* UCX's own failure handling is on */
 } ucx;
 
@@ -55,11 +57,11 @@ static void on_broken(void *arg, ucp_ep_h ep, ucs_status_t status)
 }
 
 /* The control thread knows better what became of the peer (stopped, ended, said why): it gets a moment first. */
-static td_status broke(td_link *link, ucs_status_t status, const char *what, td_error *err)
+static td_status broke(td_link *link, ucs_status_t status, const td_wait *wait, td_error *err)
 {
     for (int i = 0; i < VERDICT_MS && td_control_health(link->control) == TD_LINK_UP; i++) td_sleep_ns(1000000);
-    return td_control_lose(link->control, err, "rank %d: %s: UCX says %s", td_control_peer(link->control), what,
-                           ucs_status_string(status));
+    return td_control_lose(link->control, err, "rank %d: %s %llu: UCX says %s", td_control_peer(link->control),
+                           wait->what, (unsigned long long)wait->number, ucs_status_string(status));
 }
 
 /* Is the request done? Returns UCS_INPROGRESS or its end, freed and *request NULL. info: of a receive, or NULL. */
@@ -81,11 +83,11 @@ static td_status wait_for(td_link *link, void **request, ucp_tag_recv_info_t *in
         if (status == UCS_OK) return TD_OK;
         if (status == UCS_ERR_MESSAGE_TRUNCATED)
             return td_control_lose(link->control, err,
-                                   "rank %d is out of step: in %s it sent more bytes than this rank",
-                                   td_control_peer(link->control), wait->what);
-        if (status != UCS_INPROGRESS) return broke(link, status, wait->what, err);
+                                   "rank %d is out of step: in %s %llu it sent more bytes than this rank",
+                                   td_control_peer(link->control), wait->what, (unsigned long long)wait->number);
+        if (status != UCS_INPROGRESS) return broke(link, status, wait, err);
         if (u->broken != UCS_OK && td_control_health(link->control) == TD_LINK_UP)
-            return broke(link, u->broken, wait->what, err);
+            return broke(link, u->broken, wait, err);
         if (ucp_worker_progress(u->worker) != 0 || looks % 16 != 0) continue;
         td_status more = td_wait_more(wait, err);
         if (more != TD_OK) return more;
@@ -127,13 +129,13 @@ static ucs_status_t post_send(td_link *link, const void *from, size_t n_bytes, u
     return UCS_OK;
 }
 
-static td_status check_came(td_link *link, const ucp_tag_recv_info_t *info, uint64_t tag, size_t n_bytes,
-                            const char *what, td_error *err)
+static td_status check_came(td_link *link, const ucp_tag_recv_info_t *info, uint64_t kind, size_t n_bytes,
+                            const td_wait *wait, td_error *err)
 {
-    if (info->sender_tag == tag && info->length == n_bytes) return TD_OK;
+    if (info->sender_tag == (kind | wait->number) && info->length == n_bytes) return TD_OK;
     return td_control_lose(link->control, err,
-                           "rank %d is out of step: in %s of %zu bytes it sent number %llu, %zu bytes",
-                           td_control_peer(link->control), what, n_bytes,
+                           "rank %d is out of step: in %s %llu of %zu bytes it sent number %llu, %zu bytes",
+                           td_control_peer(link->control), wait->what, (unsigned long long)wait->number, n_bytes,
                            (unsigned long long)(info->sender_tag & ~TAG_KIND_MASK), info->length);
 }
 
@@ -148,18 +150,16 @@ static td_status ucx_gather(td_link *link, void *buf, size_t n_bytes, td_error *
 {
     ucx *u = link->state;
     unsigned char *slots = buf;
-    uint64_t tag = TAG_GATHER | (++u->n_gathers & ~TAG_KIND_MASK);
     int peer = 1 - link->rank;
     ucp_tag_recv_info_t info = { 0 };
-    char what[48];
-    snprintf(what, sizeof what, "gather %llu", (unsigned long long)u->n_gathers);
+    td_wait wait = td_wait_start(link->control, "gather", ++u->n_gathers, link->warn_ms, link->late_ms);
 
     ucs_status_t posted = post_recv(link, slots + (size_t)peer * n_bytes, n_bytes, TAG_GATHER, &u->recv);
-    if (posted == UCS_OK) posted = post_send(link, slots + (size_t)link->rank * n_bytes, n_bytes, tag, &u->send);
-    if (posted != UCS_OK) return broke(link, posted, what, err);
-    td_wait wait = td_wait_start(link->control, what, link->warn_ms, link->late_ms);
+    if (posted == UCS_OK)
+        posted = post_send(link, slots + (size_t)link->rank * n_bytes, n_bytes, TAG_GATHER | wait.number, &u->send);
+    if (posted != UCS_OK) return broke(link, posted, &wait, err);
     td_status status = wait_for(link, &u->recv, &info, &wait, err);
-    if (status == TD_OK) status = check_came(link, &info, tag, n_bytes, what, err);
+    if (status == TD_OK) status = check_came(link, &info, TAG_GATHER, n_bytes, &wait, err);
     if (status == TD_OK) status = wait_for(link, &u->send, NULL, &wait, err);
     if (status == TD_OK) ucx_progress(link);
     return status;
@@ -170,18 +170,18 @@ static td_status ucx_exchange_start(td_link *link, td_exchange *x, const void *m
 {
     ucx *u = link->state;
     ucs_status_t posted = UCS_OK;
-    uint64_t tag = TAG_EXCHANGE | (++u->n_exchanges & ~TAG_KIND_MASK);
+    td_wait wait = td_wait_start(link->control, "exchange", x->number, link->warn_ms, link->late_ms);
     for (int i = 0; i < x->n_recv && posted == UCS_OK; i++) {
         size_t at = (size_t)i * x->recv_piece_bytes, left = x->recv_bytes - at;
         size_t n = left < x->recv_piece_bytes ? left : x->recv_piece_bytes;
-        posted = post_recv(link, (unsigned char *)theirs + at, n, TAG_EXCHANGE, &x->recv[i]);
+        posted = post_recv(link, (unsigned char *)theirs + at, n, TAG_EXCHANGE, &u->piece_recv[i]);
     }
     for (int i = 0; i < x->n_send && posted == UCS_OK; i++) {
         size_t at = (size_t)i * send_piece_bytes, left = send_bytes - at;
         size_t n = left < send_piece_bytes ? left : send_piece_bytes;
-        posted = post_send(link, (const unsigned char *)mine + at, n, tag, &x->send[i]);
+        posted = post_send(link, (const unsigned char *)mine + at, n, TAG_EXCHANGE | wait.number, &u->piece_send[i]);
     }
-    if (posted != UCS_OK) return broke(link, posted, "an exchange", err);
+    if (posted != UCS_OK) return broke(link, posted, &wait, err);
     return TD_OK;
 }
 
@@ -191,19 +191,17 @@ static td_status ucx_exchange_piece(td_link *link, td_exchange *x, int piece, td
     ucp_tag_recv_info_t info = { 0 };
     size_t at = (size_t)piece * x->recv_piece_bytes, left = x->recv_bytes - at;
     size_t n = left < x->recv_piece_bytes ? left : x->recv_piece_bytes;
-    char what[64];
-    snprintf(what, sizeof what, "piece %d of exchange %llu", piece, (unsigned long long)u->n_exchanges);
-    td_wait wait = td_wait_start(link->control, what, link->warn_ms, link->late_ms);
-    td_status status = wait_for(link, &x->recv[piece], &info, &wait, err);
-    uint64_t tag = TAG_EXCHANGE | (u->n_exchanges & ~TAG_KIND_MASK);
-    return status == TD_OK ? check_came(link, &info, tag, n, what, err) : status;
+    td_wait wait = td_wait_start(link->control, "exchange", x->number, link->warn_ms, link->late_ms);
+    td_status status = wait_for(link, &u->piece_recv[piece], &info, &wait, err);
+    return status == TD_OK ? check_came(link, &info, TAG_EXCHANGE, n, &wait, err) : status;
 }
 
 static td_status ucx_exchange_sent(td_link *link, td_exchange *x, td_error *err)
 {
-    td_wait wait = td_wait_start(link->control, "the end of an exchange", link->warn_ms, link->late_ms);
+    ucx *u = link->state;
+    td_wait wait = td_wait_start(link->control, "the end of exchange", x->number, link->warn_ms, link->late_ms);
     for (int i = 0; i < x->n_send; i++) {
-        td_status status = wait_for(link, &x->send[i], NULL, &wait, err);
+        td_status status = wait_for(link, &u->piece_send[i], NULL, &wait, err);
         if (status != TD_OK) return status;
     }
     ucx_progress(link);
@@ -368,9 +366,9 @@ static void close_endpoint(td_link *link)
     ucx *u = link->state;
     abandon(u, u->recv);
     abandon(u, u->send);
-    for (int i = 0; link->exchange && i < TD_LINK_PIECES_MAX; i++) {
-        abandon(u, link->exchange->recv[i]);
-        abandon(u, link->exchange->send[i]);
+    for (int i = 0; i < TD_LINK_PIECES_MAX; i++) {
+        abandon(u, u->piece_recv[i]);
+        abandon(u, u->piece_send[i]);
     }
     /* By force: nothing is owed, or the peer is lost; a closing handshake could only wait for it. */
     ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE };

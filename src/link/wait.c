@@ -20,10 +20,14 @@ int64_t td_wait_tick(int64_t *last_ns)
     return passed < 1000000000 ? passed : 1000000000;
 }
 
-td_wait td_wait_start(td_control *control, const char *what, int warn_ms, int late_ms)
+td_wait td_wait_start(td_control *control, const char *what, uint64_t number, int warn_ms, int late_ms)
 {
-    return (
-        td_wait){ .control = control, .what = what, .warn_ms = warn_ms, .late_ms = late_ms, .last_ns = td_now_ns() };
+    return (td_wait){ .control = control,
+                      .what = what,
+                      .number = number,
+                      .warn_ms = warn_ms,
+                      .late_ms = late_ms,
+                      .last_ns = td_now_ns() };
 }
 
 /* "its beats arrive" or "no beat for 7 s": what tells a late peer from a hanging one. */
@@ -49,13 +53,13 @@ static td_status judge(td_wait *wait, int64_t passed_ns, td_error *err)
     if (!wait->warned && health == TD_LINK_UP && wait->waited_ns > (int64_t)wait->warn_ms * 1000000) {
         wait->warned = true;
         describe(wait, beats);
-        td_log(TD_LOG_WARN, "link", "rank %d is late: waiting for %s since %d ms; %s", peer, wait->what, wait->warn_ms,
-               beats);
+        td_log(TD_LOG_WARN, "link", "rank %d is late: waiting for %s %llu since %d ms; %s", peer, wait->what,
+               (unsigned long long)wait->number, wait->warn_ms, beats);
     }
     if (wait->waited_ns > (int64_t)wait->late_ms * 1000000) {
         describe(wait, beats);
-        return td_control_lose(wait->control, err, "rank %d is late: %s did not come within %d ms; %s", peer,
-                               wait->what, wait->late_ms, beats);
+        return td_control_lose(wait->control, err, "rank %d is late: %s %llu did not come within %d ms; %s", peer,
+                               wait->what, (unsigned long long)wait->number, wait->late_ms, beats);
     }
     return TD_OK;
 }

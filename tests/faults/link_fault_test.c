@@ -52,6 +52,21 @@ static void gather_until_lost(const rank_args *args)
     td_link_close(link);
 }
 
+static void exchange_until_lost(const rank_args *args)
+{
+    td_error err = { 0 };
+    td_status status = TD_OK;
+    td_link *link = open_link(args);
+    unsigned char *mine = td_link_buffer(link, 4 << 20), *theirs = td_link_buffer(link, 4 << 20);
+    for (int n = 0; status == TD_OK; n++) {
+        if (n == 3) tell(args);
+        status = td_link_exchange(link, mine, theirs, 4 << 20, &err);
+    }
+    must_err(status == TD_EPEER && strstr(err.text, "gone"), &err);
+    must(td_link_exchange(link, mine, theirs, 16, &err) == TD_EPEER);
+    td_link_close(link);
+}
+
 static void idle_until_lost(const rank_args *args)
 {
     td_error err = { 0 };
@@ -111,6 +126,12 @@ static void test_killed_in_gather(void **state)
     for (int t = 0; t < 2; t++)
         for (int victim = 0; victim < 2; victim++)
             kill_one(gather_until_lost, gather_until_lost, transports[t], victim);
+}
+
+static void test_killed_in_exchange(void **state)
+{
+    (void)state;
+    for (int t = 0; t < 2; t++) kill_one(exchange_until_lost, exchange_until_lost, transports[t], t);
 }
 
 static void test_killed_idle(void **state)
@@ -608,21 +629,14 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest slow[] = { cmocka_unit_test(test_stopped_10s) };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_in_gather),
-        cmocka_unit_test(test_killed_idle),
-        cmocka_unit_test(test_killed_loading),
-        cmocka_unit_test(test_stopped_2s),
-        cmocka_unit_test(test_stopped_too_long),
-        cmocka_unit_test(test_late_beyond_limit),
-        cmocka_unit_test(test_barrier_limit_and_failure_text),
-        cmocka_unit_test(test_clean_stop),
-        cmocka_unit_test(test_settings_differ),
-        cmocka_unit_test(test_no_peer),
-        cmocka_unit_test(test_canceled_open),
-        cmocka_unit_test(test_out_of_step),
-        cmocka_unit_test(test_restarted_rank),
-        cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_wrong_protocol),
+        cmocka_unit_test(test_killed_in_gather),  cmocka_unit_test(test_killed_in_exchange),
+        cmocka_unit_test(test_killed_idle),       cmocka_unit_test(test_killed_loading),
+        cmocka_unit_test(test_stopped_2s),        cmocka_unit_test(test_stopped_too_long),
+        cmocka_unit_test(test_late_beyond_limit), cmocka_unit_test(test_barrier_limit_and_failure_text),
+        cmocka_unit_test(test_clean_stop),        cmocka_unit_test(test_settings_differ),
+        cmocka_unit_test(test_no_peer),           cmocka_unit_test(test_canceled_open),
+        cmocka_unit_test(test_out_of_step),       cmocka_unit_test(test_restarted_rank),
+        cmocka_unit_test(test_strangers),         cmocka_unit_test(test_wrong_protocol),
         cmocka_unit_test(test_peer_address),
     };
     if (argc > 1 && strcmp(argv[1], "slow") == 0) return cmocka_run_group_tests(slow, NULL, NULL);
