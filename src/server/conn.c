@@ -196,10 +196,14 @@ bool td_conn_left(const td_conn *conn)
 /* Waits for events until the deadline; false: it passed, or the connection broke. */
 static bool wait_for(int fd, short events, int64_t deadline_ns)
 {
-    int64_t left_ns = deadline_ns - td_now_ns();
     struct pollfd p = { .fd = fd, .events = events };
-    if (left_ns <= 0) return false;
-    return poll(&p, 1, (int)(left_ns / 1000000) + 1) > 0 && !(p.revents & (POLLERR | POLLNVAL));
+    for (;;) {
+        int64_t left_ns = deadline_ns - td_now_ns();
+        if (left_ns <= 0) return false;
+        int n = poll(&p, 1, (int)(left_ns / 1000000) + 1);
+        if (n > 0) return !(p.revents & (POLLERR | POLLNVAL));
+        if (n < 0 && errno != EINTR) return false;
+    }
 }
 
 void td_conn_refuse(td_conn *conn, const char *reply, size_t n_bytes)
