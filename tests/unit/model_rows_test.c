@@ -154,6 +154,18 @@ static void test_chunk_sizes(void **state)
     }
 }
 
+/* Windows that end around the position where selection starts: 8 pools and a tail are seen whole, up to row 34. */
+static void test_dense_limit(void **state)
+{
+    rows_state *s = (rows_state *)*state;
+    for (int n = 33; n <= 41; n++) {
+        clear(s);
+        td_rig_slot(&s->rig, 1, 2, 1, 1);
+        run_rows(&s->rig, 1, s->ids, 0, n, 512, 1, s->got);
+        expect_rows(s, 0, n, "short prompt");
+    }
+}
+
 static void test_window_widths(void **state)
 {
     rows_state *s = (rows_state *)*state;
@@ -238,7 +250,7 @@ static void check_resume(rows_state *s, int at)
     assert_int_equal(td_model_block_copy(rig->model, 0, 9, at), TD_OK);
     run_rows(rig, 0, s->other_ids[0], at, at + 8 > PROMPT ? at + 8 : PROMPT, 512, 1, NULL); /* goes on in its own way */
     td_rig_slot(rig, 1, 3, 1, 1);
-    run_rows(rig, 1, s->other_ids[1], 0, 100, 512, 1, NULL); /* what the slot held before */
+    run_rows(rig, 1, s->other_ids[1], 0, TOTAL, 512, 24, NULL); /* what the slot held before */
     td_rig_slot(rig, 1, 9, 1, 1);
     assert_int_equal(td_model_snapshot_load(rig->model, 1, at, kept), TD_OK);
     run_rows(rig, 1, s->ids, at, TOTAL, 512, 1, s->got);
@@ -368,6 +380,44 @@ static void test_mtp(void **state)
     free(got);
 }
 
+/* From a state kept at row 128, of which the layer has seen 127: absorbs that row and the next 60; y of all of them. */
+static void continue_mtp(rows_state *s, int slot, const float *h127, float y[61 * 128])
+{
+    td_error err;
+    td_mtp_args pending = { .slot = slot, .pos = 127, .n_rows = 1, .h = h127, .next_ids = s->ids + 128, .y = y };
+    td_mtp_args rest = { .slot = slot, .pos = 128, .n_rows = 60, .next_ids = s->ids + 129 };
+    rest.y = y + td_model_config(s->rig.model)->hidden;
+    OK(td_model_mtp(s->rig.model, &pending, &err));
+    OK(td_rig_run(&s->rig, slot, s->ids + 128, 60, true, false, &err));
+    OK(td_model_mtp(s->rig.model, &rest, &err));
+}
+
+static void test_mtp_resume(void **state)
+{
+    rows_state *s = (rows_state *)*state;
+    td_rig *rig = &s->rig;
+    td_error err;
+    static float h127[128], expected[61 * 128], got[61 * 128];
+    void *kept = malloc(td_model_snapshot_bytes(rig->model));
+    assert_non_null(kept);
+    for (int slot = 1; slot >= 0; slot--) { /* slot 1 first held another sequence */
+        const int32_t *ids = slot ? s->other_ids[0] : s->ids;
+        td_mtp_args args = { .slot = slot, .n_rows = slot ? 199 : 127, .next_ids = ids + 1 };
+        td_rig_slot(rig, slot, slot, 1, 1);
+        OK(td_rig_run(rig, slot, ids, args.n_rows + 1, true, false, &err));
+        OK(td_model_mtp(rig->model, &args, &err));
+    }
+    assert_int_equal(td_model_hidden(rig->model, 0, 127, 1, h127), TD_OK);
+    assert_int_equal(td_model_snapshot_save(rig->model, 0, 128, kept), TD_OK);
+    assert_int_equal(td_model_block_copy(rig->model, 0, 7, 128), TD_OK);
+    continue_mtp(s, 0, h127, expected);
+    td_rig_slot(rig, 1, 7, 1, 1);
+    assert_int_equal(td_model_snapshot_load(rig->model, 1, 128, kept), TD_OK);
+    continue_mtp(s, 1, h127, got);
+    assert_memory_equal(got, expected, sizeof got);
+    free(kept);
+}
+
 /* ---- two ranks ---- */
 
 /* One rank's half of every row, compared with the same columns of the one-rank run. */
@@ -436,16 +486,12 @@ int main(void)
 {
     const struct CMUnitTest plain[] = {
         cmocka_unit_test(test_two_ranks_shm), /* before the threads of other tests: it forks */
-        cmocka_unit_test(test_two_ranks_tcp),
-        cmocka_unit_test(test_rows_say_something),
-        cmocka_unit_test(test_chunk_sizes),
-        cmocka_unit_test(test_window_widths),
-        cmocka_unit_test(test_placement),
-        cmocka_unit_test(test_beside_others),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_partial_keep),
-        cmocka_unit_test(test_partial_keep_together),
-        cmocka_unit_test(test_mtp),
+        cmocka_unit_test(test_two_ranks_tcp), cmocka_unit_test(test_rows_say_something),
+        cmocka_unit_test(test_chunk_sizes),   cmocka_unit_test(test_dense_limit),
+        cmocka_unit_test(test_window_widths), cmocka_unit_test(test_placement),
+        cmocka_unit_test(test_beside_others), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_partial_keep),  cmocka_unit_test(test_partial_keep_together),
+        cmocka_unit_test(test_mtp),           cmocka_unit_test(test_mtp_resume),
     };
     const struct CMUnitTest exl3[] = {
         cmocka_unit_test(test_two_ranks_shm), cmocka_unit_test(test_rows_say_something),

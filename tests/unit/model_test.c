@@ -235,7 +235,7 @@ static void test_commit_refusals(void **state)
 static void test_mtp_refusals(void **state)
 {
     td_rig *rig = &((model_state *)*state)->rig;
-    int32_t ids[8] = { 0 };
+    int32_t ids[16] = { 0 };
     td_error err;
     td_rig_slot(rig, 0, 0, 1, 1);
     assert_int_equal(td_rig_run(rig, 0, ids, 8, true, false, &err), TD_OK);
