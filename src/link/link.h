@@ -1,18 +1,20 @@
 /* The exchange between ranks: one interface for one rank alone (loop) and for two ranks over UCX (RoCE, shared memory,
  * TCP). docs/link.md says why it is built this way.
  *
- * Life:   td_link_options_init, fill in, td_link_open (blocks until the pair is formed), td_link_buffer for every
- * buffer that gathers and exchanges use, load, td_link_barrier("loaded"), work, td_link_announce_stop, td_link_close.
+ * Life. td_link_options_init, fill in, td_link_open (blocks until the pair is formed), td_link_buffer for every buffer
+ * that gathers and exchanges use, load, td_link_barrier("loaded"), work, td_link_announce_stop, td_link_close.
  *
- * Threads: open, buffer, gather, exchange, progress, check, send_step, recv_step and close belong to one thread at a
- * time (the engine thread). The others may be called from any thread. The link has one thread of its own, for the
- *         control connection: beats, liveness, progress reports.
+ * Threads. Open, buffer, gather, exchange, progress, check, send_step, recv_step and close belong to one thread at a
+ * time (the engine thread); the others may be called from any thread. The link has one thread of its own, for the
+ * control connection: beats, liveness, progress reports.
  *
- * Errors: TD_EPEER    the other rank is gone, silent or late beyond its limit, or out of step; err names which. The
- * link stays unusable (td_link_state: TD_LINK_LOST): end this process with exit code 4. TD_ECANCELED the other rank
- * announced a clean stop. TD_EINVAL   an argument or a setting; from td_link_open also: the ranks' settings differ
- * (both ends return it, exit code 2). No function waits for ever: each ends when the peer is lost or its limit runs
- * out. */
+ * Errors.
+ * - TD_EPEER: the other rank is gone, silent or late beyond its limit, or out of step; err says which. The link stays
+ *   unusable (TD_LINK_LOST): close it before freeing buffers it was given, and end this process with exit code 4.
+ * - TD_ECANCELED: a clean stop was announced, by either rank.
+ * - TD_ETIMEOUT: the caller's own limit ran out; the link is as it was.
+ * - TD_EINVAL: an argument or a setting; from td_link_open also that the ranks differ (both return it, exit code 2).
+ * No function waits for ever: each ends when the peer is lost or its limit runs out. */
 #ifndef TD_LINK_LINK_H
 #define TD_LINK_LINK_H
 
@@ -31,9 +33,8 @@ typedef struct td_link_options {
     int rank, world;         /* world 1: nothing below is used but gather_max_bytes and region_bytes */
     const char *master_host; /* where rank 1 finds rank 0; rank 0 binds to it unless bind_host is set. "127.0.0.1" */
     const char *bind_host;   /* rank 0: address to listen on, the link's own address; NULL = master_host */
-    const char
-        *peer_host; /* rank 0: connections from other addresses are dropped unread; NULL = whoever can reach us */
-    int port;       /* control port, 29551 */
+    const char *peer_host;   /* rank 0: other addresses are dropped unread; NULL = whoever can reach us may connect */
+    int port;                /* control port, 29551 */
     const char *transport;   /* "auto" "shm" "tcp" "rc" */
     const char *net_devices; /* UCX network devices, e.g. "eth0" or "rocep1s0f0:1,roceP2p1s0f0:1"; NULL = all */
 
@@ -78,15 +79,15 @@ td_status td_link_gather(td_link *link, void *buf, size_t n_bytes, td_error *err
 
 /* Large exchange with the peer (prompt chunks, 1 to 64 MiB): sends send_bytes of mine, receives recv_bytes into theirs,
  * in up to TD_LINK_PIECES_MAX pieces cut by the same rule on both sides. Either size may be 0; one rank's send_bytes is
- * the other's recv_bytes. World 1: there is no peer, both sizes must be 0 or theirs is left alone.
+ * the other's recv_bytes. World 1: there is no peer, theirs is left alone.
  *
  *     td_exchange x;
- *     td_link_exchange_start(link, &x, mine, n, theirs, n, err);     borrows both buffers until wait(.., all, ..)
+ *     td_link_exchange_start(link, &x, mine, n, theirs, n, err);     both buffers are lent from here on
  *     for (size_t have = 0; have < n;) {
  *         td_link_exchange_wait(link, &x, have + 1, &have, err);      at least have + 1 bytes of theirs are there
  *         ... add up what came; td_link_progress(link) now and then keeps the rest moving ...
  *     }
- *     td_link_exchange_finish(link, &x, err);                         mine may be overwritten
+ *     td_link_exchange_finish(link, &x, err);                         both are the caller's again
  *
  * One exchange at a time; gathers may run between start and finish. */
 typedef struct td_exchange {

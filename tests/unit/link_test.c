@@ -217,7 +217,7 @@ static void test_identity_compare(void **state)
     expect_compare(a, 0, a, TD_EINVAL, "says it is rank 0, expected rank 1");
     expect_compare(a, 0, "@build=x\n", TD_EINVAL, "says it is rank nothing");
     expect_compare(a, 0, "@rank=1\n@build=\x9b\xff\nkv=fp8\nctx=1\n", TD_EINVAL,
-                   "rank 1 has '?" "?'"); /* no terminal codes */
+                   "rank 1 has '?\?'"); /* no terminal codes */
 }
 
 static void test_identity_create(void **state)
