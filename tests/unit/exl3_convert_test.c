@@ -195,7 +195,8 @@ static void test_convert(void **state)
     assert_true(exists(s.to, "tokenizer.json") && exists(s.to, "model.safetensors.index.json"));
     assert_false(exists(s.to, "README.md"));
 
-    if (td_checkpoint_open(s.fx.dir, &from, &err) || td_checkpoint_open(s.to, &to, &err)) fail_msg("%s", err.text);
+    if (td_checkpoint_open(s.fx.dir, &from, &err)) fail_msg("%s", err.text);
+    if (td_checkpoint_open(s.to, &to, &err)) fail_msg("%s", err.text);
     if (td_checkpoint_verify(to, &err)) fail_msg("%s", err.text);
     assert_int_equal(td_checkpoint_config(to)->quant_method, TD_QUANT_EXL3);
     assert_true(td_checkpoint_config(to)->quant_bits == 5.0f);
