@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { STOP_GRACE_S = 10, LOG_STEP_MS = 1000, ALIASES_MAX = 16, KEYS_MAX = 64 };
+enum { AUTO_WINDOW_STEP = 32768, STOP_GRACE_S = 10, LOG_STEP_MS = 1000, ALIASES_MAX = 16, KEYS_MAX = 64 };
 
 typedef struct serving {
     td_settings settings;
@@ -89,6 +89,8 @@ static td_status fit(serving *s, td_error *err)
 {
     size_t total_bytes, available = td_mem_available_bytes();
     available = available > s->shape.reserve_bytes ? available - s->shape.reserve_bytes : 0;
+    if (s->world > 1 && strncmp(td_settings_text(&s->settings, "master"), "127.", 4) == 0)
+        available /= 2; /* both here */
     td_status status = td_serve_bytes(&s->shape, s->checkpoint, &s->plan, &total_bytes, err);
     if (status) return status;
     if (total_bytes > available) {
@@ -104,6 +106,8 @@ static td_status fit(serving *s, td_error *err)
                 (double)total_bytes * 0x1p-30, (double)available * 0x1p-30, (double)s->shape.reserve_bytes * 0x1p-30,
                 largest);
         }
+        if (largest > AUTO_WINDOW_STEP)
+            largest -= largest % AUTO_WINDOW_STEP; /* ranks that look a moment apart agree */
         td_serve_set_context(&s->shape, &s->settings, largest);
         if ((status = td_serve_bytes(&s->shape, s->checkpoint, &s->plan, &total_bytes, err))) return status;
         td_log(TD_LOG_INFO, "serve", "window: %d tokens, the largest that fits", largest);
@@ -218,10 +222,17 @@ static void build_hash(char hex[2 * TD_SHA256_BYTES + 1])
     td_hex(digest, sizeof digest, hex);
 }
 
+static bool keep_waiting(void *arg)
+{
+    serving *s = arg;
+    return !atomic_load(&s->stop);
+}
+
 static td_status open_link(serving *s, td_error *err)
 {
     char settings[4096], build[2 * TD_SHA256_BYTES + 1], checkpoint[32];
     size_t n = td_settings_canonical(&s->settings, settings, sizeof settings);
+    td_check(n < sizeof settings);
     snprintf(settings + n, sizeof settings - n, "window=%d\npool_blocks=%d\ntokenizer_ids=%d\n",
              s->shape.context_tokens, s->shape.model.n_blocks, s->n_ids);
     snprintf(checkpoint, sizeof checkpoint, "%016llx", (unsigned long long)checkpoint_hash(s->checkpoint));
@@ -238,6 +249,8 @@ static td_status open_link(serving *s, td_error *err)
     o.settings = settings;
     o.build = build;
     o.checkpoint = checkpoint;
+    o.keep_waiting = keep_waiting;
+    o.keep_waiting_arg = s;
     o.wait_ms = 1000 * (int)td_settings_int(&s->settings, "wait-timeout-s");
     o.peer_timeout_ms = 1000 * (int)td_settings_int(&s->settings, "peer-timeout-s");
     o.late_ms = 1000 * (int)td_settings_int(&s->settings, "late-timeout-s");
@@ -334,7 +347,7 @@ static int exit_code(const serving *s, td_status status)
     if (status == TD_ECANCELED && s->link_is_open && td_link_state(s->link) == TD_LINK_STOPPED) return TD_EXIT_OK;
     if (status == TD_EINVAL) return TD_EXIT_ARGUMENTS;
     if (status == TD_ENOMEM) return TD_EXIT_MEMORY;
-    return status == TD_EPEER ? TD_EXIT_PEER : TD_EXIT_FAILED;
+    return status == TD_EPEER || status == TD_ETIMEOUT ? TD_EXIT_PEER : TD_EXIT_FAILED;
 }
 
 static void tear_down(serving *s, int code, const td_error *err)

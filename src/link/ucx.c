@@ -231,10 +231,13 @@ static td_status apply(ucp_config_t *config, const setting *settings, int n, td_
  */
 static td_status configure(const td_link_options *o, ucp_config_t *config, td_error *err)
 {
-    const char *tls = strcmp(o->transport, "shm") == 0   ? "sm,self"
+    /* Shared memory without UCX's posix transport: a rank that is killed leaves its files in /dev/shm behind, and one
+     * that dies while the other maps its file takes that one along (SIGBUS). System V segments vanish with their last
+     * user. */
+    const char *tls = strcmp(o->transport, "shm") == 0   ? "sysv,cma,self"
                       : strcmp(o->transport, "tcp") == 0 ? "tcp,self"
                       : strcmp(o->transport, "rc") == 0  ? "rc,ud,self"
-                                                         : NULL;
+                                                         : "^posix";
     const setting settings[] = {
         { "TLS", tls, false },
         { "NET_DEVICES", o->net_devices, false },
@@ -316,6 +319,20 @@ static td_status swap_addresses(td_link *link, uint8_t *theirs, size_t *theirs_b
     return swapped;
 }
 
+/* A connection that fails because the other process has just died is a lost peer, not a broken transport: the control
+ * connection knows within a moment. */
+static td_status unreachable(td_link *link, ucs_status_t why, td_error *err)
+{
+    enum { CHECKS = 50 };
+    for (int i = 0; i < CHECKS; i++) {
+        td_status lost = td_control_reason(link->control, err);
+        if (lost != TD_OK) return lost;
+        td_sleep_ns(10000000);
+    }
+    return td_fail(err, TD_EIO, "transport %s does not reach rank %d: UCX says %s", link->name,
+                   td_control_peer(link->control), ucs_status_string(why));
+}
+
 static td_status connect_peer(td_link *link, td_error *err)
 {
     ucx *u = link->state;
@@ -333,9 +350,7 @@ static td_status connect_peer(td_link *link, td_error *err)
                                    .err_handler = { .cb = on_broken, .arg = u } };
         ucs_status_t status = ucp_ep_create(u->worker, &params, &u->ep);
         u->endpoint_fails = !shared;
-        if (status != UCS_OK)
-            swapped = td_fail(err, TD_EIO, "transport %s does not reach rank %d: UCX says %s", link->name,
-                              td_control_peer(link->control), ucs_status_string(status));
+        if (status != UCS_OK) swapped = unreachable(link, status, err);
     }
     free(theirs);
     return swapped;

@@ -41,6 +41,7 @@ run_all() { # tag settings... -> $WORK/TAG.N
     local tag=$1 i
     shift
     if [ "$tag" = one ]; then
+        rm -f "$WORK/rank0.log"
         "$TANDEM" serve --model "$MODEL" --port 0 --threads 2 > "$WORK/rank0.log" 2>&1 &
         PID0=$! PID1=''
         wait_line "$WORK/rank0.log" 'ready after' 60 || exit 1

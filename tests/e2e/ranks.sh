@@ -21,6 +21,7 @@ expect() { # what got wanted
 start_rank() { # rank settings...
     local rank=$1
     shift
+    rm -f "$WORK/rank$rank.log" # nobody may take an earlier pair's lines for this one's
     "$TANDEM" serve --model "$MODEL" --rank "$rank" --world 2 --master-port "$MASTER_PORT" --port 0 --threads 1 --wait-timeout-s 20 "$@" \
         > "$WORK/rank$rank.log" 2>&1 &
     printf -v "PID$rank" '%s' $!
@@ -44,6 +45,7 @@ wait_line() { # file pattern seconds
 
 start_ranks() {
     next_port
+    rm -f "$WORK/rank0.log"
     start_rank 1 "$@"
     start_rank 0 "$@"
     wait_line "$WORK/rank0.log" 'ready after' 60 || exit 1
