@@ -4,18 +4,22 @@
 #include "ops/math.h"
 #include "ops/simd.h"
 
-enum { S = TD_STREAMS, MIXES = 2 * S + S * S }; /* pre 0..3, post 4..7, comb 8..23 */
+enum {
+    S = TD_STREAMS,
+    MIXES = 2 * S + S * S, /* pre 0..3, post 4..7, comb 8..23 */
+    ROWS = 3               /* rows that share the loads of fn, which does not fit the first cache */
+};
 
 typedef float v4 __attribute__((vector_size(16)));
 
 typedef struct own_scratch {
-    float *x; /* [4][dim] streams */
-    float *b; /* [dim] block output, then the collapsed row */
+    float *x; /* [ROWS][4][dim] streams */
+    float *b; /* [dim] the collapsed row */
 } own_scratch;
 
 static void carve(td_arena *arena, int dim, own_scratch *s)
 {
-    s->x = td_take_f32(arena, (size_t)S * (size_t)dim);
+    s->x = td_take_f32(arena, (size_t)ROWS * S * (size_t)dim);
     s->b = td_take_f32(arena, (size_t)dim);
 }
 
@@ -34,7 +38,7 @@ typedef struct hyper_job {
 } hyper_job;
 
 /* X_s = act( post_s b + (((C_0s X_0 + C_1s X_1) + C_2s X_2) + C_3s X_3) ) */
-static void leave(const hyper_job *job, int row, own_scratch *s)
+static void leave(const hyper_job *job, int row, float *streams)
 {
     const td_hyper_args *a = job->a;
     size_t dim = (size_t)a->dim;
@@ -45,32 +49,57 @@ static void leave(const hyper_job *job, int row, own_scratch *s)
     for (size_t d = 0; d < dim; d += TD_LANES) {
         td_v16 b = td_v16_add(td_v16_load(p0 + d), td_v16_load(p1 + d)), x[S];
         if (!job->dev->base.exact_fp32) b = td_v16_round_bf16(b);
-        for (int k = 0; k < S; k++) x[k] = td_v16_load(s->x + (size_t)k * dim + d);
+        for (int k = 0; k < S; k++) x[k] = td_v16_load(streams + (size_t)k * dim + d);
         for (int k = 0; k < S; k++) {
             td_v16 y = td_v16_mul(c[k], x[0]);
             for (int i = 1; i < S; i++) y = td_v16_add(y, td_v16_mul(c[S * i + k], x[i]));
             y = td_v16_add(td_v16_mul(post[k], b), y);
             if (!job->dev->base.exact_fp32) y = td_v16_round_bf16(y);
-            td_v16_store(s->x + (size_t)k * dim + d, y);
+            td_v16_store(streams + (size_t)k * dim + d, y);
         }
     }
-    td_store_act(job->dev, a->x, (size_t)row * S * dim, s->x, S * dim);
+    td_store_act(job->dev, a->x, (size_t)row * S * dim, streams, S * dim);
 }
 
-/* m_k = rms * sum_c fn[k][c] x[c]: 16 lanes and a tree each, four k share the loads of x. */
-static void mixes(const td_hyper_args *a, const float *x, float m[MIXES])
+/* m_k = rms * sum_c fn[k][c] x[c]: 16 lanes and a tree each; rows x columns sums at once, whatever that is. */
+TD_INLINE void mix_tile(int rows, int columns, const float *fn, const float *x, size_t n, float (*m)[MIXES])
+{
+    td_v16 acc[6];
+    TD_UNROLL
+    for (int t = 0; t < rows * columns; t++) acc[t] = td_v16_splat(0.0f);
+    for (size_t c = 0; c < n; c += TD_LANES) {
+        td_v16 fc[4];
+        TD_UNROLL
+        for (int k = 0; k < columns; k++) fc[k] = td_v16_load(fn + (size_t)k * n + c);
+        TD_UNROLL
+        for (int r = 0; r < rows; r++) {
+            td_v16 xc = td_v16_load(x + (size_t)r * n + c);
+            TD_UNROLL
+            for (int k = 0; k < columns; k++) acc[r * columns + k] = td_v16_fma(fc[k], xc, acc[r * columns + k]);
+        }
+    }
+    TD_UNROLL
+    for (int t = 0; t < rows * columns; t++) m[t / columns][t % columns] = td_v16_sum(acc[t]);
+}
+
+static void mixes(const td_hyper_args *a, int rows, const float *x, float (*m)[MIXES])
 {
     size_t n = (size_t)S * (size_t)a->dim;
-    float rms = 1.0f / sqrtf(td_dot(x, x, n) / (float)n + a->rms_eps);
-    for (int k = 0; k < MIXES; k += 4) {
+    float sums[ROWS][MIXES];
+    for (int k = 0, columns; k < MIXES; k += columns) {
         const float *fn = a->fn + (size_t)k * n;
-        td_v16 acc[4] = { td_v16_splat(0.0f), td_v16_splat(0.0f), td_v16_splat(0.0f), td_v16_splat(0.0f) };
-        for (size_t c = 0; c < n; c += TD_LANES) {
-            td_v16 xc = td_v16_load(x + c);
-            TD_UNROLL
-            for (int j = 0; j < 4; j++) acc[j] = td_v16_fma(td_v16_load(fn + (size_t)j * n + c), xc, acc[j]);
-        }
-        for (int j = 0; j < 4; j++) m[k + j] = rms * td_v16_sum(acc[j]);
+        columns = rows == 3 ? 2 : rows == 2 ? 3 : 4;
+        if (rows == 3)
+            mix_tile(3, 2, fn, x, n, sums);
+        else if (rows == 2)
+            mix_tile(2, 3, fn, x, n, sums);
+        else
+            mix_tile(1, 4, fn, x, n, sums);
+        for (int r = 0; r < rows; r++) memcpy(m[r] + k, sums[r], (size_t)columns * sizeof(float));
+    }
+    for (int r = 0; r < rows; r++) {
+        float rms = 1.0f / sqrtf(td_dot(x + (size_t)r * n, x + (size_t)r * n, n) / (float)n + a->rms_eps);
+        for (int k = 0; k < MIXES; k++) m[r][k] *= rms;
     }
 }
 
@@ -112,20 +141,18 @@ static void sinkhorn(const td_hyper_args *a, const float *logits, float *comb)
         for (int j = 0; j < S; j++) comb[S * i + j] = c[i][j];
 }
 
-static void enter(const hyper_job *job, int row, own_scratch *s)
+static void enter(const hyper_job *job, int row, const float *x0, float *b, float m[MIXES])
 {
     const td_hyper_args *a = job->a;
     size_t dim = (size_t)a->dim;
-    float m[MIXES], pre[S];
-    mixes(a, s->x, m);
+    float pre[S];
     for (int k = 0; k < MIXES; k++) m[k] = m[k] * a->scale[k < S ? 0 : k < 2 * S ? 1 : 2] + a->base[k];
     for (int k = 0; k < S; k++) {
         pre[k] = td_sigmoidf(m[k]) + a->hc_eps;
         a->post[(size_t)row * S + (size_t)k] = 2.0f * td_sigmoidf(m[S + k]);
     }
     sinkhorn(a, m + 2 * S, a->comb + (size_t)row * S * S);
-    const float *x0 = s->x, *x1 = x0 + dim, *x2 = x1 + dim, *x3 = x2 + dim;
-    float *b = s->b;
+    const float *x1 = x0 + dim, *x2 = x1 + dim, *x3 = x2 + dim;
     for (size_t d = 0; d < dim; d++) b[d] = ((pre[0] * x0[d] + pre[1] * x1[d]) + pre[2] * x2[d]) + pre[3] * x3[d];
     td_round_act(job->dev, b, dim);
     float inverse = 1.0f / sqrtf(td_dot(b, b, dim) / (float)dim + a->rms_eps);
@@ -143,10 +170,14 @@ static void hyper_rows(void *ctx, int thread, int begin, int end)
     own_scratch s;
     td_cpu_scratch(job->dev, thread, &arena);
     carve(&arena, job->a->dim, &s);
-    for (int r = begin; r < end; r++) {
-        td_load_act(job->dev, job->a->x, (size_t)r * n, s.x, n);
-        if (job->a->partials) leave(job, r, &s);
-        if (job->a->fn) enter(job, r, &s);
+    for (int r = begin, rows; r < end; r += rows) {
+        float m[ROWS][MIXES];
+        rows = end - r < ROWS ? end - r : ROWS;
+        td_load_act(job->dev, job->a->x, (size_t)r * n, s.x, (size_t)rows * n);
+        for (int i = 0; job->a->partials && i < rows; i++) leave(job, r + i, s.x + (size_t)i * n);
+        if (!job->a->fn) continue;
+        mixes(job->a, rows, s.x, m);
+        for (int i = 0; i < rows; i++) enter(job, r + i, s.x + (size_t)i * n, s.b, m[i]);
     }
 }
 
