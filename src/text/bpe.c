@@ -15,7 +15,8 @@ enum {
     SHORT_BYTES = 64,
     CACHED_BYTES = 26,
     CACHED_IDS = 9,
-    N_CACHED = 1 << 15,     /* 2 MiB */
+    N_CACHED = 1 << 15, /* 2 MiB */
+    HEAP_WIDTH = 4,
     KEPT_SYMBOLS = 1 << 14, /* of room for long pieces; more is given back after the piece */
 };
 
@@ -32,6 +33,7 @@ typedef struct symbol {
     uint32_t id;
     uint32_t prev, next; /* positions; NONE at the ends */
     uint32_t rank;       /* of the pair that this symbol makes with the next; TD_BPE_NO_RANK: none */
+    uint32_t merged;     /* what that pair becomes */
 } symbol;
 
 #define NONE UINT32_MAX
@@ -102,21 +104,25 @@ static size_t merge_short(const td_bpe *bpe, const unsigned char *piece, size_t 
     return n;
 }
 
+/* Four children a node: half the levels of a binary heap, and in a heap of megabytes each level is a cache miss. */
 static void sift_down(uint64_t *heap, size_t n, size_t i)
 {
     uint64_t item = heap[i];
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= item) break;
-        heap[i] = heap[child];
+    for (size_t first; (first = HEAP_WIDTH * i + 1) < n;) {
+        size_t best = first, end = first + HEAP_WIDTH < n ? first + HEAP_WIDTH : n;
+        for (size_t child = first + 1; child < end; child++)
+            if (heap[child] < heap[best]) best = child;
+        if (heap[best] >= item) break;
+        heap[i] = heap[best];
+        i = best;
     }
     heap[i] = item;
 }
 
 static void heap_push(td_bpe_scratch *x, uint64_t item)
 {
-    size_t i = x->n_heap++;
-    for (; i && x->heap[(i - 1) / 2] > item; i = (i - 1) / 2) x->heap[i] = x->heap[(i - 1) / 2];
+    size_t i = x->n_heap++, up;
+    for (; i && x->heap[up = (i - 1) / HEAP_WIDTH] > item; i = up) x->heap[i] = x->heap[up];
     x->heap[i] = item;
 }
 
@@ -149,11 +155,12 @@ static void start_long(const td_bpe *bpe, td_bpe_scratch *x, const unsigned char
     x->n_heap = 0;
     for (uint32_t i = 0; i < n; i++) {
         bool last = i + 1 == n;
-        uint32_t rank = last ? TD_BPE_NO_RANK : bpe->byte_pairs[piece[i] << 8 | piece[i + 1]].rank;
-        x->symbols[i] = (symbol){ bpe->byte_ids[piece[i]], i ? i - 1 : NONE, last ? NONE : i + 1, rank };
-        if (rank != TD_BPE_NO_RANK) x->heap[x->n_heap++] = (uint64_t)rank << 32 | i;
+        td_bpe_byte_pair pair =
+            last ? (td_bpe_byte_pair){ TD_BPE_NO_RANK, TD_BPE_NO_ID } : bpe->byte_pairs[piece[i] << 8 | piece[i + 1]];
+        x->symbols[i] = (symbol){ bpe->byte_ids[piece[i]], i ? i - 1 : NONE, last ? NONE : i + 1, pair.rank, pair.id };
+        if (pair.rank != TD_BPE_NO_RANK) x->heap[x->n_heap++] = (uint64_t)pair.rank << 32 | i;
     }
-    for (size_t i = x->n_heap / 2; i-- > 0;) sift_down(x->heap, x->n_heap, i);
+    for (size_t i = x->n_heap < 2 ? 0 : (x->n_heap - 2) / HEAP_WIDTH + 1; i-- > 0;) sift_down(x->heap, x->n_heap, i);
 }
 
 /* The symbol at pos changed, or the one after it did. */
@@ -162,6 +169,7 @@ static void update_pair(const td_bpe *bpe, td_bpe_scratch *x, uint32_t pos)
     symbol *s = &x->symbols[pos];
     const td_bpe_pair *pair = s->next == NONE ? NULL : td_bpe_find_pair(bpe, s->id, x->symbols[s->next].id);
     s->rank = pair ? pair->rank : TD_BPE_NO_RANK;
+    s->merged = pair ? pair->id : TD_BPE_NO_ID;
     if (pair) heap_push(x, (uint64_t)pair->rank << 32 | pos);
 }
 
@@ -173,7 +181,7 @@ static void merge_long(const td_bpe *bpe, td_bpe_scratch *x)
         symbol *left = &x->symbols[pos];
         if (left->rank != (uint32_t)(top >> 32)) continue;
         symbol *right = &x->symbols[left->next];
-        left->id = td_bpe_find_pair(bpe, left->id, right->id)->id;
+        left->id = left->merged;
         right->rank = TD_BPE_NO_RANK; /* gone: its entries are stale from now on */
         left->next = right->next;
         if (left->next != NONE) x->symbols[left->next].prev = pos;

@@ -97,21 +97,16 @@ static td_status make_id_table(td_tokenizer *tok, td_error *err)
 td_status td_tokenizer_open_memory(const char *name, const void *json, size_t n_bytes, td_tokenizer **out,
                                    td_error *err)
 {
-    td_status st = TD_ENOMEM;
     td_tokenizer *tok = calloc(1, sizeof *tok);
-    if (!tok) return td_fail(err, TD_ENOMEM, "%s: out of memory", name);
-    td_bpe_init(&tok->bpe);
-    td_added_tokens_init(&tok->added);
-    td_added_tokens_init(&tok->added_normalized);
-    tok->pool = calloc(1, sizeof *tok->pool);
-    if (tok->pool) {
-        pthread_mutex_init(&tok->pool->mutex, NULL);
-        st = td_unicode_init(&tok->unicode);
+    td_scratch_pool *pool = calloc(1, sizeof *pool);
+    if (!tok || !pool) {
+        free(tok);
+        free(pool);
+        return td_fail(err, TD_ENOMEM, "%s: out of memory", name);
     }
-    if (st != TD_OK)
-        st = td_fail(err, st, "out of memory");
-    else
-        st = td_tokenizer_read(tok, json, n_bytes, err);
+    pthread_mutex_init(&pool->mutex, NULL);
+    tok->pool = pool;
+    td_status st = td_tokenizer_read(tok, json, n_bytes, err);
     if (st == TD_OK) st = make_id_table(tok, err);
     if (st != TD_OK) {
         td_tokenizer_destroy(tok);
@@ -162,11 +157,9 @@ td_status td_tokenizer_open(const char *path, td_tokenizer **out, td_error *err)
 void td_tokenizer_destroy(td_tokenizer *tok)
 {
     if (!tok) return;
-    if (tok->pool) {
-        for (int i = 0; i < tok->pool->n_kept; i++) td_bpe_scratch_destroy(tok->pool->kept[i]);
-        pthread_mutex_destroy(&tok->pool->mutex);
-        free(tok->pool);
-    }
+    for (int i = 0; i < tok->pool->n_kept; i++) td_bpe_scratch_destroy(tok->pool->kept[i]);
+    pthread_mutex_destroy(&tok->pool->mutex);
+    free(tok->pool);
     for (int i = 0; i < tok->n_splitters; i++) td_splitter_destroy(tok->splitters[i]);
     td_added_tokens_deinit(&tok->added);
     td_added_tokens_deinit(&tok->added_normalized);

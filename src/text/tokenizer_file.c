@@ -298,6 +298,7 @@ td_status td_tokenizer_read(td_tokenizer *tok, const char *json, size_t n_bytes,
     make_alphabet(&r);
     td_status st = cut_file(&r, n_bytes);
     if (st == TD_OK) st = cut_model(&r);
+    if (st == TD_OK && td_unicode_init(&tok->unicode) != TD_OK) st = td_fail(err, TD_ENOMEM, "out of memory");
     /* Small parts first: what cannot be served is said before the large ones are read. */
     if (st == TD_OK) st = read_part(&r, "normalizer", r.parts.normalizer, td_tokenizer_read_normalizer);
     if (st == TD_OK) st = read_part(&r, "pre_tokenizer", r.parts.pre_tokenizer, td_tokenizer_read_pre_tokenizer);

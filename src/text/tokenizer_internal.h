@@ -44,7 +44,7 @@ struct td_tokenizer {
     td_scratch_pool *pool; /* a pointer, so that encoding with a const tokenizer can lock it */
 };
 
-/* Fills a zeroed tokenizer (unicode is ready) from a tokenizer.json; on failure the caller destroys what is there.
+/* Fills a zeroed tokenizer from a tokenizer.json; on failure the caller destroys what is there.
  * err does not name the file yet. */
 td_status td_tokenizer_read(td_tokenizer *tok, const char *json, size_t n_bytes, td_error *err);
 

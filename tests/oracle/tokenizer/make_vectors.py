@@ -114,7 +114,11 @@ def bench_texts():
     return texts
 
 
-def bench(toks, out):
+def bench(files, toks, out):
+    for name in ('qwen3', 'llama3'):
+        start = time.perf_counter()
+        tokenizers.Tokenizer.from_file(f'{files}/{name}.json')
+        print(f'{name}: opened in {time.perf_counter() - start:.3f} s')
     os.makedirs(f'{out}/bench', exist_ok=True)
     for label, text in bench_texts().items():
         data = text.encode()
@@ -135,4 +139,4 @@ if __name__ == '__main__':
     tokenizer_list = open_all(sys.argv[1])
     make(tokenizer_list, sys.argv[2])
     if '--bench' in sys.argv:
-        bench(tokenizer_list, sys.argv[2])
+        bench(sys.argv[1], tokenizer_list, sys.argv[2])
