@@ -17,6 +17,7 @@ enum {
     LINES = 64,    /* rows x heads of a unit at most */
     PARTIAL = 512, /* tokens */
     TILE = 32,     /* latents in fp32 at a time: 64 KiB */
+    DIRECT = 2,    /* lines up to which latents are converted where they are used: a tile would not pay */
     WIDTH = TD_KV_WIDTH_MAX,
     HEAD_DIM_MAX = 512
 };
@@ -52,6 +53,8 @@ typedef struct own_scratch {
     float *vector; /* [LINES][width] merged v */
     float *x;      /* [GROUP][HEAD_DIM_MAX] one head's rows */
     float *unpacked;
+    const uint8_t **row; /* [PARTIAL] stored rows of the partial's tokens */
+    float *row_scale;    /* [PARTIAL] and their scales (fp8) */
 } own_scratch;
 
 static void carve_own(td_arena *arena, own_scratch *s)
@@ -62,6 +65,8 @@ static void carve_own(td_arena *arena, own_scratch *s)
     s->vector = td_take_f32(arena, LINES * WIDTH);
     s->x = td_take_f32(arena, GROUP * HEAD_DIM_MAX);
     s->unpacked = td_take_f32(arena, TD_K_BLOCK * TD_PANEL);
+    s->row = (const uint8_t **)td_arena_take(arena, PARTIAL * sizeof *s->row, 64);
+    s->row_scale = td_take_f32(arena, PARTIAL);
 }
 
 size_t td_cpu_attend_own_bytes(void)
@@ -184,12 +189,24 @@ static int64_t token_at(const unit *u, int64_t i)
     return seen - seen % TD_POOL + i - (int64_t)u->n_listed * TD_POOL;
 }
 
-static void load_tile(const unit *u, int64_t first, int n, float *tile)
+/* Where the partial's latents are. */
+static void find_rows(const unit *u, int64_t first, int n, own_scratch *s)
 {
     const td_dsa_cache *cache = &u->job->a->cache;
+    size_t bytes = td_kv_row_bytes(&u->job->dev->base, cache->format, cache->kv_lora);
+    for (int t = 0; t < n; t++) {
+        int64_t row = td_kv_latent_row(cache, u->slot, token_at(u, first + t));
+        s->row[t] = (const uint8_t *)cache->latents + (size_t)row * bytes;
+        s->row_scale[t] = cache->format == TD_KV_FP8 ? td_kv_scale(s->row[t], cache->kv_lora) : 1.0f;
+    }
+}
+
+static void load_tile(const unit *u, int t0, int n, own_scratch *s)
+{
+    const td_dsa_cache *cache = &u->job->a->cache;
+    size_t width = (size_t)cache->kv_lora;
     for (int t = 0; t < n; t++)
-        td_kv_load(u->job->dev, cache->format, cache->latents, td_kv_latent_row(cache, u->slot, token_at(u, first + t)),
-                   cache->kv_lora, tile + (size_t)t * (size_t)cache->kv_lora);
+        td_kv_load(u->job->dev, cache->format, s->row[t0 + t], 0, cache->kv_lora, s->tile + (size_t)t * width);
 }
 
 static const float *query(const unit *u, int line)
@@ -211,18 +228,59 @@ TD_INLINE void dot_four(const float *q, const float *l, size_t width, float *sco
     for (int t = 0; t < 4; t++) score[t] = td_v16_sum(acc[t]);
 }
 
-static void scores(const unit *u, int64_t first, int n, own_scratch *s)
+static void scores_tiled(const unit *u, int n, own_scratch *s)
 {
     size_t width = (size_t)u->job->a->cache.kv_lora;
     for (int t0 = 0; t0 < n; t0 += TILE) {
         int m = n - t0 < TILE ? n - t0 : TILE;
-        load_tile(u, first + t0, m, s->tile);
+        load_tile(u, t0, m, s);
         for (int line = 0; line < u->rows * u->heads; line++) {
             const float *q = query(u, line);
             float *score = s->score + line * PARTIAL + t0;
             int t = 0;
             for (; t + 4 <= m; t += 4) dot_four(q, s->tile + (size_t)t * width, width, score + t);
             for (; t < m; t++) score[t] = td_dot(q, s->tile + (size_t)t * width, width);
+        }
+    }
+}
+
+/* The same sums from the stored rows: `tokens` dots share the loads of q. */
+TD_INLINE void dots_direct(td_kv_kind kind, int tokens, const float *q, const uint8_t *const *row, const float *scale,
+                           size_t width, float *score)
+{
+    td_v16 acc[4];
+    TD_UNROLL
+    for (int t = 0; t < tokens; t++) acc[t] = td_v16_splat(0.0f);
+    for (size_t c = 0; c < width; c += TD_LANES) {
+        td_v16 qc = td_v16_load(q + c);
+        TD_UNROLL
+        for (int t = 0; t < tokens; t++) acc[t] = td_v16_fma(qc, td_kv_values(kind, row[t], c, scale[t]), acc[t]);
+    }
+    TD_UNROLL
+    for (int t = 0; t < tokens; t++) score[t] = td_v16_sum(acc[t]);
+}
+
+TD_INLINE void scores_direct(td_kv_kind kind, const float *q, int n, const own_scratch *s, size_t width, float *score)
+{
+    int t = 0;
+    for (; t + 4 <= n; t += 4) dots_direct(kind, 4, q, s->row + t, s->row_scale + t, width, score + t);
+    for (; t < n; t++) dots_direct(kind, 1, q, s->row + t, s->row_scale + t, width, score + t);
+}
+
+static void scores(const unit *u, int n, own_scratch *s)
+{
+    size_t width = (size_t)u->job->a->cache.kv_lora;
+    if (u->rows * u->heads > DIRECT) {
+        scores_tiled(u, n, s);
+        return;
+    }
+    for (int line = 0; line < u->rows * u->heads; line++) {
+        const float *q = query(u, line);
+        float *score = s->score + line * PARTIAL;
+        switch (td_kv_kind_of(u->job->dev, u->job->a->cache.format)) {
+        case TD_KV_ROW_F32: scores_direct(TD_KV_ROW_F32, q, n, s, width, score); break;
+        case TD_KV_ROW_BF16: scores_direct(TD_KV_ROW_BF16, q, n, s, width, score); break;
+        default: scores_direct(TD_KV_ROW_FP8, q, n, s, width, score); break;
         }
     }
 }
@@ -243,15 +301,15 @@ static void softmax(float *score, int n, float scale, float *max, float *sum)
     *sum = td_sum(score, (size_t)padded);
 }
 
-/* part += p l: tokens that all rows of the unit have in one product, the last few row by row. */
-static void weigh(const unit *u, int64_t first, int n, const int *n_row, own_scratch *s)
+/* part = sum of p l: tokens that all rows of the unit have in one product, the last few row by row. */
+static void weigh_tiled(const unit *u, int n, const int *n_row, own_scratch *s)
 {
     int width = u->job->a->cache.kv_lora;
     memset(s->part, 0, (size_t)(u->rows * u->heads) * WIDTH * sizeof(float));
     for (int t0 = 0; t0 < n; t0 += TILE) {
         int m = n - t0 < TILE ? n - t0 : TILE, common = n_row[0] - t0; /* rows ascend: the first has the fewest */
         common = common < 0 ? 0 : common > m ? m : common;
-        load_tile(u, first + t0, m, s->tile);
+        load_tile(u, t0, m, s);
         if (common)
             td_tile_matrix(u->rows * u->heads, s->score + t0, PARTIAL, s->tile, (size_t)width, common, width, s->part,
                            WIDTH);
@@ -261,6 +319,49 @@ static void weigh(const unit *u, int64_t first, int n, const int *n_row, own_scr
             if (rest > 0)
                 td_tile_matrix(u->heads, s->score + line * PARTIAL + t0 + common, PARTIAL, s->tile + common * width,
                                (size_t)width, rest, width, s->part + line * WIDTH, WIDTH);
+        }
+    }
+}
+
+/* One line, `columns` times 16 values at a time over all tokens. */
+TD_INLINE void column_direct(td_kv_kind kind, int columns, const float *p, int n, const own_scratch *s, size_t c,
+                             float *part)
+{
+    td_v16 acc[4];
+    TD_UNROLL
+    for (int j = 0; j < columns; j++) acc[j] = td_v16_splat(0.0f);
+    for (int t = 0; t < n; t++) {
+        td_v16 pt = td_v16_splat(p[t]);
+        TD_UNROLL
+        for (int j = 0; j < columns; j++)
+            acc[j] = td_v16_fma(pt, td_kv_values(kind, s->row[t], c + (size_t)j * TD_LANES, s->row_scale[t]), acc[j]);
+    }
+    TD_UNROLL
+    for (int j = 0; j < columns; j++) td_v16_store(part + c + (size_t)j * TD_LANES, acc[j]);
+}
+
+TD_INLINE void weigh_direct(td_kv_kind kind, const float *p, int n, const own_scratch *s, size_t width, float *part)
+{
+    size_t c = 0;
+    for (; c + 4 * TD_LANES <= width; c += 4 * TD_LANES) column_direct(kind, 4, p, n, s, c, part);
+    for (; c < width; c += TD_LANES) column_direct(kind, 1, p, n, s, c, part);
+}
+
+static void weigh(const unit *u, int n, const int *n_row, own_scratch *s)
+{
+    size_t width = (size_t)u->job->a->cache.kv_lora;
+    if (u->rows * u->heads > DIRECT) {
+        weigh_tiled(u, n, n_row, s);
+        return;
+    }
+    for (int line = 0; line < u->rows * u->heads; line++) {
+        const float *p = s->score + line * PARTIAL;
+        float *part = s->part + line * WIDTH;
+        int tokens = n_row[line / u->heads];
+        switch (td_kv_kind_of(u->job->dev, u->job->a->cache.format)) {
+        case TD_KV_ROW_F32: weigh_direct(TD_KV_ROW_F32, p, tokens, s, width, part); break;
+        case TD_KV_ROW_BF16: weigh_direct(TD_KV_ROW_BF16, p, tokens, s, width, part); break;
+        default: weigh_direct(TD_KV_ROW_FP8, p, tokens, s, width, part); break;
         }
     }
 }
@@ -290,14 +391,15 @@ static void attend_unit(unit *u, own_scratch *s)
     for (int64_t first = 0; first < total; first += PARTIAL) {
         int n = total - first < PARTIAL ? (int)(total - first) : PARTIAL, n_row[LINES];
         float max[LINES], sum[LINES];
-        scores(u, first, n, s);
+        find_rows(u, first, n, s);
+        scores(u, n, s);
         for (int r = 0; r < u->rows; r++) {
             int64_t left = token_count(u, u->row0 + r) - first;
             n_row[r] = left < 0 ? 0 : left < n ? (int)left : n;
             for (int line = r * u->heads; n_row[r] && line < (r + 1) * u->heads; line++)
                 softmax(s->score + line * PARTIAL, n_row[r], a->scale, max + line, sum + line);
         }
-        weigh(u, first, n, n_row, s);
+        weigh(u, n, n_row, s);
         for (int line = 0; line < u->rows * u->heads; line++)
             if (n_row[line / u->heads]) merge(u, line, max[line], sum[line], first == 0, s);
     }

@@ -40,10 +40,8 @@ void td_kv_load(const td_cpu_dev *dev, td_kv_format format, const void *plane, i
         td_load_act(dev, (const td_act *)(const void *)from, 0, x, (size_t)width);
         return;
     }
-    uint32_t bits = 0;
-    for (int i = 0; i < 4; i++) bits |= (uint32_t)from[width + i] << 8 * i;
-    td_v16 scale = td_v16_splat(td_bits_f32(bits) * 256.0f); /* codes are read as value * 2^-8 */
-    for (int i = 0; i < width; i += TD_LANES) td_v16_store(x + i, td_v16_mul(scale, td_v16_load_e4m3(from + i)));
+    float scale = td_kv_scale(from, width);
+    for (int i = 0; i < width; i += TD_LANES) td_v16_store(x + i, td_kv_values(TD_KV_ROW_FP8, from, (size_t)i, scale));
 }
 
 bool td_kv_window_fits(const td_window *window, const td_dsa_cache *cache)
