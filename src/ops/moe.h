@@ -40,9 +40,18 @@ typedef td_status td_router_fn(td_dev *dev, const td_router_args *a);
 typedef struct td_experts {
     int n_experts, dim, width;           /* width: of this shard */
     bool exl3;
-    const td_exl3 *gate_x, *up_x, *down_x;        /* [n_experts] when exl3 (views of packed slices) */
+    const td_exl3 *gate_x, *up_x, *down_x;        /* [n_experts] when exl3 (views of packed slices, from exl3_fill) */
     const td_weight *gate, *up, *down;            /* [n_experts] otherwise */
+    void *table;                                  /* device-visible, experts_table_bytes(); NULL where that is 0 */
 } td_experts;
+
+/* Cuts inputs k0 .. k1-1, outputs n0 .. n1-1 out of `whole` (host memory) into the device-visible td_exl3_bytes() bytes at
+ * w->trellis (64-byte aligned) and makes *w a view of them. The order of the bytes belongs to the backend. */
+td_status td_cpu_exl3_fill(td_dev *dev, td_exl3 *w, const td_exl3 *whole, int k0, int k1, int n0, int n1, td_error *err);
+
+/* Where the experts' matrices are, for kernels: filled once all matrices are, before the first td_experts_fn. CPU: 0 bytes. */
+size_t td_cpu_experts_table_bytes(const td_experts *experts);
+td_status td_cpu_experts_table_fill(td_dev *dev, const td_experts *experts);
 
 /*   y[r] = ( sum over k of weights[r][k] * expert_{ids[r][k]}(x[r]) ) + shared[r]      fp32, pick order, shared last
  * EXL3: xh = f16(H(x * suh)), z = xh Wq (fp32 chain over k ascending), y = H(z) * svh; gate and up rounded to act, SwiGLU as

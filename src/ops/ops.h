@@ -18,6 +18,9 @@ typedef struct td_ops {
                              int in0);
     size_t (*kv_b_bytes)(const td_dev *dev, int n_heads, int k_dim, int v_dim, int kv_lora);
     td_status (*kv_b_fill)(td_dev *dev, const td_kv_b *w, const td_bf16 *src);
+    td_status (*exl3_fill)(td_dev *dev, td_exl3 *w, const td_exl3 *whole, int k0, int k1, int n0, int n1, td_error *err);
+    size_t (*experts_table_bytes)(const td_experts *experts);
+    td_status (*experts_table_fill)(td_dev *dev, const td_experts *experts);
     td_embed_fn *embed;
     td_hyper_fn *hyper;
     td_rmsnorm_fn *rmsnorm;

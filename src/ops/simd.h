@@ -403,6 +403,31 @@ TD_INLINE float td_v16_sum(td_v16 x)
 
 #endif
 
+/* Four lanes, for 4 x 4 matrices: plain vector operators do the same on every machine. */
+typedef float td_v4 __attribute__((vector_size(16)));
+
+TD_INLINE void td_v4_transpose(td_v4 c[4])
+{
+    td_v4 a = __builtin_shufflevector(c[0], c[1], 0, 4, 1, 5), b = __builtin_shufflevector(c[2], c[3], 0, 4, 1, 5);
+    td_v4 d = __builtin_shufflevector(c[0], c[1], 2, 6, 3, 7), e = __builtin_shufflevector(c[2], c[3], 2, 6, 3, 7);
+    c[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+    c[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    c[2] = __builtin_shufflevector(d, e, 0, 1, 4, 5);
+    c[3] = __builtin_shufflevector(d, e, 2, 3, 6, 7);
+}
+
+/* to[c][r] = from[r][c] for 16 rows and n columns (a multiple of 4); strides in floats. */
+TD_INLINE void td_transpose16(const float *from, size_t ldf, size_t n, float *to, size_t ldt)
+{
+    for (size_t c = 0; c < n; c += 4)
+        for (size_t r = 0; r < TD_LANES; r += 4) {
+            td_v4 block[4];
+            for (size_t i = 0; i < 4; i++) memcpy(block + i, from + (r + i) * ldf + c, sizeof *block);
+            td_v4_transpose(block);
+            for (size_t i = 0; i < 4; i++) memcpy(to + (c + i) * ldt + r, block + i, sizeof *block);
+        }
+}
+
 /* sum_i x[i] y[i] and sum_i x[i]: element i belongs to lane i % 16; lanes are fma (add) chains over ascending i from
  * +0, added as a tree. n % 16 == 0. */
 TD_INLINE float td_dot(const float *x, const float *y, size_t n)

@@ -1,4 +1,4 @@
-/* Which pools a row attends to. Rows of one segment are taken up to eight at a time: the threads score ranges of pools
+/* Which pools a row attends to. Rows of one segment are taken several at a time: the threads score ranges of pools
  * for all of them (pooled keys are loaded and transposed once), then pick each row's best. The pick is a radix
  * selection, so its cost is linear in the number of pools and ties are decided by number, never by how an algorithm
  * happens to move. */
@@ -6,8 +6,10 @@
 #include "ops/cpu/panel.h"
 
 enum {
-    ROWS = 8,   /* scored together */
-    POOLS = 16, /* in a panel */
+    ROWS_MIN = 8, /* scored together, when the longest context bounds the scratch */
+    ROWS_MAX = 32,
+    SCORES = 1 << 20, /* scores in scratch: 4 MiB, more only for ROWS_MIN rows */
+    POOLS = 16,       /* in a panel */
     HEADS_MAX = 64
 };
 
@@ -16,6 +18,7 @@ typedef struct select_job {
     const td_dsa_select_args *a;
     int row0, rows, slot; /* the group: rows row0 .. of one segment, all with more pools than top_pools */
     int npool_max;
+    int rows_most; /* of a group */
     size_t score_stride;
     float *q;      /* [rows][n_heads][128] */
     float *weight; /* [rows][n_heads] */
@@ -24,10 +27,13 @@ typedef struct select_job {
 
 static void carve(td_arena *arena, int heads, int64_t pools, select_job *job)
 {
-    job->score_stride = ((size_t)pools + POOLS - 1) / POOLS * POOLS;
-    job->q = td_take_f32(arena, (size_t)ROWS * (size_t)heads * TD_HEAD);
-    job->weight = td_take_f32(arena, (size_t)ROWS * (size_t)heads);
-    job->score = td_take_f32(arena, ROWS * job->score_stride);
+    size_t stride = ((size_t)pools + POOLS - 1) / POOLS * POOLS, rows = stride ? SCORES / stride : ROWS_MAX;
+    rows = rows < ROWS_MIN ? ROWS_MIN : rows > ROWS_MAX ? ROWS_MAX : rows;
+    job->score_stride = stride;
+    job->rows_most = (int)rows;
+    job->q = td_take_f32(arena, rows * (size_t)heads * TD_HEAD);
+    job->weight = td_take_f32(arena, rows * (size_t)heads);
+    job->score = td_take_f32(arena, rows * stride);
 }
 
 size_t td_cpu_select_shared_bytes(const td_dev_limits *limits)
@@ -47,14 +53,12 @@ static void score_pools(void *ctx, int thread, int begin, int end)
     int heads = a->n_heads;
     (void)thread;
     for (int p0 = begin * POOLS; p0 < end * POOLS; p0 += POOLS) {
-        float panel[TD_HEAD * POOLS] = { 0 }, dot[HEADS_MAX * POOLS];
+        float key[POOLS * TD_HEAD] = { 0 }, panel[TD_HEAD * POOLS], dot[HEADS_MAX * POOLS];
         int n = job->npool_max - p0 < POOLS ? job->npool_max - p0 : POOLS;
-        for (int p = 0; p < n; p++) {
-            float key[TD_HEAD];
+        for (int p = 0; p < n; p++)
             td_kv_load(job->dev, a->cache.format, a->cache.pools, td_kv_pool_row(&a->cache, job->slot, p0 + p), TD_HEAD,
-                       key);
-            for (int c = 0; c < TD_HEAD; c++) panel[c * POOLS + p] = key[c];
-        }
+                       key + p * TD_HEAD);
+        td_transpose16(key, TD_HEAD, TD_HEAD, panel, POOLS);
         for (int r = 0; r < job->rows; r++) {
             memset(dot, 0, (size_t)heads * POOLS * sizeof(float));
             td_tile_rows(heads, job->q + (size_t)r * (size_t)heads * TD_HEAD, TD_HEAD, panel, POOLS, TD_HEAD, dot,
@@ -148,7 +152,7 @@ td_status td_cpu_dsa_select(td_dev *dev, const td_dsa_select_args *a)
         job.rows = 1;
         a->count[r] = -1;
         if ((window->pos[r] + 1) / TD_POOL <= a->top_pools) continue;
-        while (job.rows < ROWS && r + job.rows < window->n_rows && window->seg[r + job.rows] == window->seg[r])
+        while (job.rows < job.rows_most && r + job.rows < window->n_rows && window->seg[r + job.rows] == window->seg[r])
             job.rows++;
         job.row0 = r;
         job.slot = window->segments[window->seg[r]].slot;

@@ -10,8 +10,6 @@ enum {
     ROWS = 3               /* rows that share the loads of fn, which does not fit the first cache */
 };
 
-typedef float v4 __attribute__((vector_size(16)));
-
 typedef struct own_scratch {
     float *x; /* [ROWS][4][dim] streams */
     float *b; /* [dim] the collapsed row */
@@ -103,26 +101,16 @@ static void mixes(const td_hyper_args *a, int rows, const float *x, float (*m)[M
     }
 }
 
-static void transpose(v4 c[S])
-{
-    v4 a = __builtin_shufflevector(c[0], c[1], 0, 4, 1, 5), b = __builtin_shufflevector(c[2], c[3], 0, 4, 1, 5);
-    v4 d = __builtin_shufflevector(c[0], c[1], 2, 6, 3, 7), e = __builtin_shufflevector(c[2], c[3], 2, 6, 3, 7);
-    c[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-    c[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-    c[2] = __builtin_shufflevector(d, e, 0, 1, 4, 5);
-    c[3] = __builtin_shufflevector(d, e, 2, 3, 6, 7);
-}
-
 /* c[i][j] /= ((c[0][j] + c[1][j]) + c[2][j]) + c[3][j] + eps: columns. Rows: the same on the transpose. */
-static void normalise_columns(v4 c[S], float eps)
+static void normalise_columns(td_v4 c[S], float eps)
 {
-    v4 sum = ((c[0] + c[1]) + c[2]) + c[3] + (v4){ eps, eps, eps, eps };
+    td_v4 sum = ((c[0] + c[1]) + c[2]) + c[3] + (td_v4){ eps, eps, eps, eps };
     for (int i = 0; i < S; i++) c[i] /= sum;
 }
 
 static void sinkhorn(const td_hyper_args *a, const float *logits, float *comb)
 {
-    v4 c[S];
+    td_v4 c[S];
     for (int i = 0; i < S; i++) {
         const float *l = logits + S * i;
         float max = l[0], e[S], sum = 0.0f;
@@ -132,9 +120,9 @@ static void sinkhorn(const td_hyper_args *a, const float *logits, float *comb)
     }
     normalise_columns(c, a->hc_eps);
     for (int t = 1; t < a->iters; t++) {
-        transpose(c);
+        td_v4_transpose(c);
         normalise_columns(c, a->hc_eps);
-        transpose(c);
+        td_v4_transpose(c);
         normalise_columns(c, a->hc_eps);
     }
     for (int i = 0; i < S; i++)
