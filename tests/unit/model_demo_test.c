@@ -11,6 +11,17 @@
 
 #include <cmocka.h>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define TD_SANITIZED true /* its shadow memory is not the model's */
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TD_SANITIZED true
+#endif
+#endif
+#ifndef TD_SANITIZED
+#define TD_SANITIZED false
+#endif
+
 static const char *const conversations[][2] = {
     { "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>Capital of Romania?<|assistant|><think>",
       "This is a question about capitals. The country is Romania. The capital is Bucharest.</think>The capital of "
@@ -103,8 +114,34 @@ static void test_replies(void **state)
     }
 }
 
+/* Kilobytes of a line of /proc/self/status. */
+static long status_kb(const char *field)
+{
+    char line[256];
+    long kb = -1;
+    FILE *file = fopen("/proc/self/status", "r");
+    assert_non_null(file);
+    while (kb < 0 && fgets(line, sizeof line, file))
+        if (strncmp(line, field, strlen(field)) == 0) kb = strtol(line + strlen(field), NULL, 10);
+    fclose(file);
+    return kb;
+}
+
+/* Peak memory, loading included: the weights are never held twice. */
+static void test_resident_memory(void **state)
+{
+    demo_state *s = (demo_state *)*state;
+    if (!s || TD_SANITIZED) skip();
+    const td_model_plan *p = &s->rig.plan;
+    double weights_mib =
+        (double)(p->experts_bytes + p->dense_bytes + p->embed_bytes + p->head_bytes + p->mtp_bytes) / (1 << 20);
+    double peak_mib = (double)status_kb("VmHWM:") / 1024.0;
+    print_message("peak %.1f MiB, weights %.1f MiB\n", peak_mib, weights_mib);
+    assert_true(peak_mib <= 1.3 * weights_mib + 64.0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_replies) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_replies), cmocka_unit_test(test_resident_memory) };
     return cmocka_run_group_tests_name("demo replies", tests, setup, teardown);
 }

@@ -457,7 +457,8 @@ static td_status run_rank(rows_state *s, int rank, int port, const char *transpo
 static void check_two_ranks(rows_state *s, const char *transport)
 {
     td_error err;
-    int port = 20000 + (int)(getpid() % 20000), exit_status = 0;
+    int port = td_rig_free_port(), exit_status = 0;
+    assert_true(port > 0);
     clear(s);
     pid_t child = fork();
     assert_true(child >= 0);

@@ -1,7 +1,10 @@
 #include "model_support.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 void td_rig_defaults(td_rig_options *options, const char *dir)
@@ -66,6 +69,19 @@ void td_rig_close(td_rig *rig)
     td_dev_destroy(rig->dev);
     td_checkpoint_close(rig->ck);
     *rig = (td_rig){ 0 };
+}
+
+int td_rig_free_port(void)
+{
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t n_bytes = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0), port = 0;
+    if (fd < 0) return 0;
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+        getsockname(fd, (struct sockaddr *)&address, &n_bytes) == 0)
+        port = ntohs(address.sin_port);
+    close(fd);
+    return port;
 }
 
 const char *td_rig_demo_dir(void)

@@ -35,6 +35,9 @@ typedef struct td_rig {
 td_status td_rig_open(td_rig *rig, const td_rig_options *options, td_error *err);
 void td_rig_close(td_rig *rig);
 
+/* A TCP port of the loopback that is free just now; 0: none. */
+int td_rig_free_port(void);
+
 /* Where a BF16 demo checkpoint is ($TD_DEMO_BF16), else the bundled one, models/demo; NULL: neither is there. */
 const char *td_rig_demo_dir(void);
 
