@@ -103,6 +103,8 @@ check() {
 
 launch() {
     step 3 Launch
+    # Threads that wait for work by spinning would take the cores from the other rank and from the API.
+    export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
     local rank pid
     for ((rank = RANKS - 1; rank >= 0; rank--)); do
         rank_command "$rank"
