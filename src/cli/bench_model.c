@@ -115,7 +115,10 @@ static td_status measure(const td_settings *s, measured *m, td_error *err)
         status = time_steps(&rig, n_steps, &step_s[i], err);
         if (!status) status = time_prompt(&rig, n_prompt, &prompt_s[i], err);
     }
+    td_ceilings after;
+    if (!status) status = td_ceilings_measure(n_threads, &after, err);
     if (!status) {
+        td_ceilings_raise(&m->ceilings, &after);
         const td_config *config = td_checkpoint_config(rig.checkpoint);
         m->step_s = td_stat_of(step_s, n_runs);
         m->prompt_s = td_stat_of(prompt_s, n_runs);

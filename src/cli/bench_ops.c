@@ -11,6 +11,7 @@
 #include "cli/cost.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { ROWS_LIST_MAX = 8, ENTRIES_MAX = 64, LABEL_CAP = 40, CHUNK_ROWS = 512 };
@@ -68,6 +69,7 @@ typedef struct entry {
     int n_calls;     /* of a window */
     double window_s; /* of the window that runs now */
     double run_s[TD_BENCH_RUNS_MAX];
+    td_stat s; /* of run_s */
 } entry;
 
 typedef struct recorder {
@@ -267,6 +269,12 @@ static td_status one_window(bench *b, int n_rows, double *window_s, td_error *er
     return status;
 }
 
+static int slowest_first(const void *a, const void *b)
+{
+    double x = ((const entry *)a)->s.median, y = ((const entry *)b)->s.median;
+    return (x < y) - (x > y);
+}
+
 static td_status measure_rows(bench *b, int n_rows, td_error *err)
 {
     recorder *r = &b->recorder;
@@ -292,6 +300,8 @@ static td_status measure_rows(bench *b, int n_rows, td_error *err)
     }
     r->on = false;
     if (!status) {
+        for (int i = 0; i < r->n_entries; i++) r->entries[i].s = td_stat_of(r->entries[i].run_s, b->n_runs);
+        qsort(r->entries, (size_t)r->n_entries, sizeof *r->entries, slowest_first);
         b->window = td_stat_of(window_s, b->n_runs);
         b->outside = td_stat_of(outside_s, b->n_runs);
     }
@@ -305,27 +315,35 @@ static bool is_shown(const bench *b, const entry *e)
     return !*b->only || strcmp(b->only, e->op) == 0;
 }
 
-static void print_rows(bench *b, int n_rows)
+static void print_line(const bench *b, const char *op, const char *shape, int n_calls, double s, td_cost cost)
 {
-    printf("\n%d row%s after %d tokens: %.3f ms +- %.1f %% a window\n", n_rows, n_rows == 1 ? "" : "s", b->context,
-           b->window.median * 1e3, 100 * td_stat_spread(&b->window));
-    printf("  %-12s %-20s %5s %10s %6s %9s %6s %9s %6s\n", "operation", "shape", "calls", "us a window", "share",
-           "GB/s", "copy", "GFLOP/s", "fma");
-    for (int i = 0; i < b->recorder.n_entries; i++) {
-        entry *e = &b->recorder.entries[i];
-        td_stat s = td_stat_of(e->run_s, b->n_runs);
-        if (!is_shown(b, e) || s.median <= 0) continue;
-        double bytes = e->cost.bytes / s.median, flops = e->cost.flops / s.median;
-        printf("  %-12s %-20s %5d %10.1f %5.1f%% %9.2f %5.1f%% %9.2f %5.1f%%\n", e->op, e->shape, e->n_calls,
-               s.median * 1e6, 100 * s.median / b->window.median, bytes * 1e-9,
-               100 * bytes / b->ceilings.copy_bytes_per_s, flops * 1e-9, 100 * flops / b->ceilings.fma_flops_per_s);
-    }
-    if (!*b->only)
-        printf("  %-12s %-20s %5s %10.1f %5.1f%%\n", "between them", "", "", b->outside.median * 1e6,
-               100 * b->outside.median / b->window.median);
+    double bytes = s > 0 ? cost.bytes / s : 0, flops = s > 0 ? cost.flops / s : 0;
+    printf("  %-12s %-20s %5d %11.1f %5.1f%% %9.2f %5.1f%% %9.2f %5.1f%%\n", op, shape, n_calls, s * 1e6,
+           100 * s / b->window.median, bytes * 1e-9, 100 * bytes / b->ceilings.copy_bytes_per_s, flops * 1e-9,
+           100 * flops / b->ceilings.fma_flops_per_s);
 }
 
-static void write_rows(bench *b, int n_rows, td_json_writer *w)
+static void print_rows(const bench *b, int n_rows)
+{
+    td_cost all = { 0 };
+    int n_calls = 0;
+    printf("\n%d row%s after %d tokens: %.3f ms +- %.1f %% a window\n", n_rows, n_rows == 1 ? "" : "s", b->context,
+           b->window.median * 1e3, 100 * td_stat_spread(&b->window));
+    printf("  %-12s %-20s %5s %11s %6s %9s %6s %9s %6s\n", "operation", "shape", "calls", "us a window", "share",
+           "GB/s", "copy", "GFLOP/s", "fma");
+    for (int i = 0; i < b->recorder.n_entries; i++) {
+        const entry *e = &b->recorder.entries[i];
+        all.bytes += e->cost.bytes;
+        all.flops += e->cost.flops;
+        n_calls += e->n_calls;
+        if (is_shown(b, e)) print_line(b, e->op, e->shape, e->n_calls, e->s.median, e->cost);
+    }
+    if (*b->only) return;
+    print_line(b, "between them", "", 0, b->outside.median, (td_cost){ 0 });
+    print_line(b, "all", "", n_calls, b->window.median, all);
+}
+
+static void write_rows(const bench *b, int n_rows, td_json_writer *w)
 {
     td_json_write_begin(w, '{');
     td_json_write_member_int(w, "rows", n_rows);
@@ -335,14 +353,13 @@ static void write_rows(bench *b, int n_rows, td_json_writer *w)
     td_json_write_key(w, "ops");
     td_json_write_begin(w, '[');
     for (int i = 0; i < b->recorder.n_entries; i++) {
-        entry *e = &b->recorder.entries[i];
+        const entry *e = &b->recorder.entries[i];
         if (!is_shown(b, e)) continue;
-        td_stat s = td_stat_of(e->run_s, b->n_runs);
         td_json_write_begin(w, '{');
         td_json_write_member_text(w, "op", e->op);
         td_json_write_member_text(w, "shape", e->shape);
         td_json_write_member_int(w, "calls", e->n_calls);
-        td_bench_write_stat(w, "s", &s);
+        td_bench_write_stat(w, "s", &e->s);
         td_bench_write_number(w, "bytes", e->cost.bytes);
         td_bench_write_number(w, "flops", e->cost.flops);
         td_json_write_end(w, '}');

@@ -305,10 +305,13 @@ static td_status measure_ratios(bench *b, td_error *err)
     const char *dir = td_settings_text(b->settings, "ceilings");
     td_model_plan plan;
     td_config config;
+    td_ceilings after;
     int here = (int)td_settings_int(b->settings, "ranks-here");
     if (here == 0) here = b->world;
     td_status status = td_rig_plan(dir, b->world, td_settings_text(b->settings, "dense"), &plan, &config, err);
+    if (!status) status = td_ceilings_measure(0, &after, err);
     if (status) return status;
+    td_ceilings_raise(&b->ceilings, &after);
     b->ratios =
         (td_ratios){ .active_bytes = td_cost_active_bytes(&config, &plan), .world = b->world, .ranks_here = here };
     for (int i = b->n_decodes; i-- > 0;)

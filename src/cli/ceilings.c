@@ -107,6 +107,18 @@ td_status td_ceilings_measure(int n_threads, td_ceilings *out, td_error *err)
     return TD_OK;
 }
 
+static void raise_to(double *x, double other)
+{
+    if (other > *x) *x = other;
+}
+
+void td_ceilings_raise(td_ceilings *ceilings, const td_ceilings *other)
+{
+    raise_to(&ceilings->copy_bytes_per_s, other->copy_bytes_per_s);
+    raise_to(&ceilings->read_bytes_per_s, other->read_bytes_per_s);
+    raise_to(&ceilings->fma_flops_per_s, other->fma_flops_per_s);
+}
+
 /* The value of a line "model name : AMD EPYC"; x86 only, other machines name none. */
 static void processor_name(char *out, size_t cap_bytes)
 {

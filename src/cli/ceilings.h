@@ -18,6 +18,10 @@ typedef struct td_ceilings {
  * something disturbed is none. TD_ENOMEM. */
 td_status td_ceilings_measure(int n_threads, td_ceilings *out, td_error *err);
 
+/* The better of both, for a measurement before and one after what is compared with them: other work on the machine only
+ * ever lowers them. */
+void td_ceilings_raise(td_ceilings *ceilings, const td_ceilings *other);
+
 /* "AMD EPYC, 2 cores, Linux 6.1.0 x86_64" */
 void td_machine_line(char *out, size_t cap_bytes);
 
