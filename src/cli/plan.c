@@ -18,10 +18,8 @@ typedef struct plan_row {
 
 typedef struct planned {
     td_serve_shape shape;
-    td_model_plan parts;
-    size_t total_bytes, available_bytes; /* available: beside the reserve */
-    int32_t asked, largest;              /* windows; asked: the setting, or the checkpoint's longest */
-    bool asked_by_hand, fits;
+    td_serve_fit fit;
+    int32_t asked; /* window: the setting, or the checkpoint's longest */
     plan_row rows[ROWS_MAX];
     int n_rows;
 } planned;
@@ -35,7 +33,7 @@ static void add_row(planned *p, const char *key, const char *name, size_t n_byte
 
 static void fill_rows(planned *p, const td_checkpoint *checkpoint)
 {
-    const td_model_plan *m = &p->parts;
+    const td_model_plan *m = &p->fit.plan;
     const td_model_options *o = &p->shape.model;
     char note[NOTE_CAP];
     td_dev_limits limits;
@@ -55,29 +53,15 @@ static void fill_rows(planned *p, const td_checkpoint *checkpoint)
     add_row(p, "scratch", "activations", m->scratch_bytes, note);
     add_row(p, "device_scratch", "scratch of the operations", device, "");
     size_t named = m->total_bytes + device;
-    add_row(p, "link", "link buffers and prompts", p->total_bytes - named, "");
+    add_row(p, "link", "link buffers and prompts", p->fit.total_bytes - named, "");
 }
 
 static td_status make_plan(const td_settings *settings, const td_checkpoint *checkpoint, planned *p, td_error *err)
 {
     td_status status = td_serve_shape_of(settings, td_checkpoint_config(checkpoint), &p->shape, err);
     if (status) return status;
-    size_t available = td_mem_available_bytes();
-    p->available_bytes = available > p->shape.reserve_bytes ? available - p->shape.reserve_bytes : 0;
     p->asked = p->shape.context_tokens;
-    p->asked_by_hand = td_settings_int(settings, "context") != 0;
-    status = td_serve_bytes(&p->shape, checkpoint, &p->parts, &p->total_bytes, err);
-    if (status) return status;
-    p->fits = p->total_bytes <= p->available_bytes;
-    p->largest = p->asked;
-    if (!p->fits) {
-        status = td_serve_largest(&p->shape, checkpoint, p->available_bytes, &p->largest, err);
-        if (!status && p->largest >= TD_BLOCK && !p->asked_by_hand) { /* what the server would do by itself */
-            td_serve_set_context(&p->shape, settings, p->largest);
-            status = td_serve_bytes(&p->shape, checkpoint, &p->parts, &p->total_bytes, err);
-            p->fits = p->total_bytes <= p->available_bytes;
-        }
-    }
+    status = td_serve_fit_shape(&p->shape, settings, checkpoint, &p->fit, err);
     if (!status) fill_rows(p, checkpoint);
     return status;
 }
@@ -90,13 +74,14 @@ static void print_table(const planned *p)
         const plan_row *row = &p->rows[i];
         printf("  %-27s %11.2f MiB  %s\n", row->name, (double)row->n_bytes * 0x1p-20, row->note);
     }
-    printf("  %-27s %11.2f MiB  %.3f GiB\n\n", "total", (double)p->total_bytes * 0x1p-20,
-           (double)p->total_bytes * 0x1p-30);
-    printf("  %-27s %11.2f MiB  beside a reserve of %.2f GiB (--memory-reserve-gib)\n", "free on this machine",
-           (double)p->available_bytes * 0x1p-20, (double)p->shape.reserve_bytes * 0x1p-30);
-    if (p->shape.model.world > 1) printf("  The other rank takes as much again, here or on its own machine.\n");
-    printf("\n%s\n", p->fits ? "It fits." : "It does not fit.");
-    if (!p->fits) printf("largest_window=%d\n", p->largest);
+    printf("  %-27s %11.2f MiB  %.3f GiB\n\n", "total", (double)p->fit.total_bytes * 0x1p-20,
+           (double)p->fit.total_bytes * 0x1p-30);
+    printf("  %-27s %11.2f MiB  beside a reserve of %.2f GiB (--memory-reserve-gib)\n", "free for this rank",
+           (double)p->fit.available_bytes * 0x1p-20, (double)p->shape.reserve_bytes * 0x1p-30);
+    if (p->shape.model.world > 1)
+        printf("  The other rank takes as much again, on this machine when --master is 127.*.\n");
+    printf("\n%s\n", p->fit.fits ? "It fits." : "It does not fit.");
+    if (!p->fit.fits) printf("largest_window=%d\n", p->fit.largest);
 }
 
 static void print_json(const planned *p)
@@ -113,12 +98,12 @@ static void print_json(const planned *p)
     td_json_write_begin(&w, '{');
     for (int i = 0; i < p->n_rows; i++) td_json_write_member_int(&w, p->rows[i].key, (int64_t)p->rows[i].n_bytes);
     td_json_write_end(&w, '}');
-    td_json_write_member_int(&w, "total_bytes", (int64_t)p->total_bytes);
-    td_json_write_member_int(&w, "available_bytes", (int64_t)p->available_bytes);
-    td_json_write_member_int(&w, "kv_bytes_per_token", (int64_t)p->parts.kv_bytes_per_token);
-    td_json_write_member_int(&w, "state_bytes_per_slot", (int64_t)p->parts.state_bytes_per_slot);
-    td_json_write_member_bool(&w, "fits", p->fits);
-    td_json_write_member_int(&w, "largest_window", p->largest);
+    td_json_write_member_int(&w, "total_bytes", (int64_t)p->fit.total_bytes);
+    td_json_write_member_int(&w, "available_bytes", (int64_t)p->fit.available_bytes);
+    td_json_write_member_int(&w, "kv_bytes_per_token", (int64_t)p->fit.plan.kv_bytes_per_token);
+    td_json_write_member_int(&w, "state_bytes_per_slot", (int64_t)p->fit.plan.state_bytes_per_slot);
+    td_json_write_member_bool(&w, "fits", p->fit.fits);
+    td_json_write_member_int(&w, "largest_window", p->fit.largest);
     td_json_write_end(&w, '}');
     printf("%s\n", out.data ? out.data : "{}");
     td_buf_deinit(&out);
@@ -164,5 +149,5 @@ int td_cli_plan(int argc, char **argv)
         print_json(&p);
     else
         print_table(&p);
-    return p.fits ? TD_EXIT_OK : TD_EXIT_MEMORY;
+    return p.fit.fits ? TD_EXIT_OK : TD_EXIT_MEMORY;
 }

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { AUTO_WINDOW_STEP = 32768, STOP_GRACE_S = 10, LOG_STEP_MS = 1000, ALIASES_MAX = 16, KEYS_MAX = 64 };
+enum { STOP_GRACE_S = 10, LOG_STEP_MS = 1000, ALIASES_MAX = 16, KEYS_MAX = 64 };
 
 typedef struct serving {
     td_settings settings;
@@ -87,38 +87,31 @@ static td_status start_signals(serving *s, td_error *err)
  * the start script reads it. */
 static td_status fit(serving *s, td_error *err)
 {
-    size_t total_bytes, available = td_mem_available_bytes();
-    available = available > s->shape.reserve_bytes ? available - s->shape.reserve_bytes : 0;
-    if (s->world > 1 && strncmp(td_settings_text(&s->settings, "master"), "127.", 4) == 0)
-        available /= 2; /* both here */
-    td_status status = td_serve_bytes(&s->shape, s->checkpoint, &s->plan, &total_bytes, err);
+    td_serve_fit fit;
+    int32_t asked = s->shape.context_tokens;
+    td_status status = td_serve_fit_shape(&s->shape, &s->settings, s->checkpoint, &fit, err);
     if (status) return status;
-    if (total_bytes > available) {
-        int32_t largest;
-        if ((status = td_serve_largest(&s->shape, s->checkpoint, available, &largest, err))) return status;
-        if (largest < TD_BLOCK || td_settings_int(&s->settings, "context") != 0) {
-            printf("largest_window=%d\n", largest);
-            fflush(stdout);
-            return td_fail(
-                err, TD_ENOMEM,
-                "%.2f GiB are needed, %.2f GiB are free beside the reserve of %.2f GiB; the largest window that fits "
-                "is %d tokens (--context)",
-                (double)total_bytes * 0x1p-30, (double)available * 0x1p-30, (double)s->shape.reserve_bytes * 0x1p-30,
-                largest);
-        }
-        if (largest > AUTO_WINDOW_STEP)
-            largest -= largest % AUTO_WINDOW_STEP; /* ranks that look a moment apart agree */
-        td_serve_set_context(&s->shape, &s->settings, largest);
-        if ((status = td_serve_bytes(&s->shape, s->checkpoint, &s->plan, &total_bytes, err))) return status;
-        td_log(TD_LOG_INFO, "serve", "window: %d tokens, the largest that fits", largest);
+    s->plan = fit.plan;
+    if (!fit.fits) {
+        printf("largest_window=%d\n", fit.largest);
+        fflush(stdout);
+        return td_fail(
+            err, TD_ENOMEM,
+            "%.2f GiB are needed, %.2f GiB are free for this rank beside the reserve of %.2f GiB; the largest "
+            "window that fits, with a pool for one window, is %d tokens (--context, --pool-tokens)",
+            (double)fit.total_bytes * 0x1p-30, (double)fit.available_bytes * 0x1p-30,
+            (double)s->shape.reserve_bytes * 0x1p-30, fit.largest);
     }
+    if (s->shape.context_tokens < asked)
+        td_log(TD_LOG_INFO, "serve", "window: %d tokens, the largest that fits", s->shape.context_tokens);
     td_log(TD_LOG_INFO, "serve",
            "memory: %.2f GiB at most (weights %.1f MiB, KV pool %.1f MiB for %d tokens), %.2f GiB free",
-           (double)total_bytes * 0x1p-30,
+           (double)fit.total_bytes * 0x1p-30,
            (double)(s->plan.experts_bytes + s->plan.dense_bytes + s->plan.embed_bytes + s->plan.head_bytes +
                     s->plan.mtp_bytes) *
                0x1p-20,
-           (double)s->plan.kv_bytes * 0x1p-20, s->shape.model.n_blocks * TD_BLOCK, (double)available * 0x1p-30);
+           (double)s->plan.kv_bytes * 0x1p-20, s->shape.model.n_blocks * TD_BLOCK,
+           (double)fit.available_bytes * 0x1p-30);
     return TD_OK;
 }
 

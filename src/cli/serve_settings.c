@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_CONTEXT = 1048576, LINK_BYTES_SLACK = 4 << 20 };
+enum { MAX_CONTEXT = 1048576, LINK_BYTES_SLACK = 4 << 20, AUTO_WINDOW_STEP = 32768 };
 
 const td_setting td_serve_settings[] = {
     { .name = "model",
@@ -344,6 +344,34 @@ td_status td_serve_largest(const td_serve_shape *shape, const td_checkpoint *che
             high = middle - 1;
     }
     *context_tokens = low * TD_BLOCK;
+    return TD_OK;
+}
+
+static size_t available_bytes(const td_serve_shape *shape, const td_settings *settings)
+{
+    size_t available = td_mem_available_bytes();
+    available = available > shape->reserve_bytes ? available - shape->reserve_bytes : 0;
+    bool both_here = shape->model.world > 1 && strncmp(td_settings_text(settings, "master"), "127.", 4) == 0;
+    return both_here ? available / 2 : available;
+}
+
+td_status td_serve_fit_shape(td_serve_shape *shape, const td_settings *settings, const td_checkpoint *checkpoint,
+                             td_serve_fit *out, td_error *err)
+{
+    td_serve_fit fit = { .available_bytes = available_bytes(shape, settings), .largest = shape->context_tokens };
+    td_status status = td_serve_bytes(shape, checkpoint, &fit.plan, &fit.total_bytes, err);
+    if (!status && fit.total_bytes > fit.available_bytes) {
+        status = td_serve_largest(shape, checkpoint, fit.available_bytes, &fit.largest, err);
+        if (!status && fit.largest >= TD_BLOCK && td_settings_int(settings, "context") == 0) {
+            int32_t window = fit.largest;
+            if (window > AUTO_WINDOW_STEP) window -= window % AUTO_WINDOW_STEP; /* ranks a moment apart agree */
+            td_serve_set_context(shape, settings, window);
+            status = td_serve_bytes(shape, checkpoint, &fit.plan, &fit.total_bytes, err);
+        }
+    }
+    if (status) return status;
+    fit.fits = fit.total_bytes <= fit.available_bytes; /* not after shrinking either: a pool that was asked for */
+    *out = fit;
     return TD_OK;
 }
 

@@ -33,6 +33,17 @@ td_status td_serve_largest(const td_serve_shape *shape, const td_checkpoint *che
 /* Sets the context (and with it the pool, unless pool-tokens was given). */
 void td_serve_set_context(td_serve_shape *shape, const td_settings *settings, int32_t context_tokens);
 
+/* Whether a shape fits here and, when no context was asked for, the largest that does: then *shape is changed to it. */
+typedef struct td_serve_fit {
+    td_model_plan plan;     /* of *shape as it is afterwards */
+    size_t total_bytes;     /* the same */
+    size_t available_bytes; /* for this rank, beside the reserve: ranks that share a machine have half each */
+    int32_t largest;        /* window in tokens, at most the one that *shape had before; 0: none fits */
+    bool fits;
+} td_serve_fit;
+td_status td_serve_fit_shape(td_serve_shape *shape, const td_settings *settings, const td_checkpoint *checkpoint,
+                             td_serve_fit *out, td_error *err);
+
 size_t td_mem_available_bytes(void); /* MemAvailable of /proc/meminfo; SIZE_MAX when it cannot be read */
 
 #endif
