@@ -18,17 +18,19 @@ struct td_conn {
     td_conn *prev, *next;
     int fd;
     td_phase phase;
-    int64_t since_ns;       /* start of the phase; of a body: its last bytes */
-    uint64_t bytes_at_idle; /* received when the connection became idle: one more is the beginning of a request */
+    int64_t since_ns; /* start of the phase; of a body: its last bytes */
+    uint64_t
+        n_seen; /* idle: bytes received by then, one more begins a request; write: bytes the other side has taken */
 };
 
-static uint64_t bytes_received(int fd)
+/* What the kernel counted; zeros where it is no TCP socket. */
+static struct tcp_info counts_of(int fd)
 {
     struct tcp_info info;
     socklen_t n_bytes = sizeof info;
     memset(&info, 0, sizeof info);
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n_bytes) != 0) return 0;
-    return info.tcpi_bytes_received;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n_bytes) != 0) memset(&info, 0, sizeof info);
+    return info;
 }
 
 static void end(td_conn *conn)
@@ -44,12 +46,26 @@ static void end_with_408(td_conns *conns, td_conn *conn)
     end(conn);
 }
 
+/* Nothing taken for too long. What waits in the buffer is thrown away with a reset: it would be kept for minutes. */
+static void check_write(td_conns *conns, td_conn *conn, int64_t now_ns)
+{
+    struct tcp_info info = counts_of(conn->fd);
+    if (info.tcpi_bytes_acked != conn->n_seen || (info.tcpi_notsent_bytes == 0 && info.tcpi_unacked == 0)) {
+        conn->n_seen = info.tcpi_bytes_acked;
+        conn->since_ns = now_ns;
+    } else if ((double)(now_ns - conn->since_ns) * 1e-9 > conns->write_s) {
+        struct linger reset = { .l_onoff = 1 };
+        setsockopt(conn->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        end(conn);
+    }
+}
+
 static void check(td_conns *conns, td_conn *conn, int64_t now_ns)
 {
     double age_s = (double)(now_ns - conn->since_ns) * 1e-9;
     switch (conn->phase) {
     case TD_PHASE_IDLE:
-        if (bytes_received(conn->fd) > conn->bytes_at_idle) {
+        if (counts_of(conn->fd).tcpi_bytes_received > conn->n_seen) {
             conn->phase = TD_PHASE_HEADER;
             conn->since_ns = now_ns;
         } else if (age_s > conns->idle_s) {
@@ -62,6 +78,7 @@ static void check(td_conns *conns, td_conn *conn, int64_t now_ns)
     case TD_PHASE_BODY:
         if (age_s > conns->body_s) end_with_408(conns, conn);
         break;
+    case TD_PHASE_WRITE: check_write(conns, conn, now_ns); break;
     case TD_PHASE_WORK:
     case TD_PHASE_CLOSED: break;
     }
@@ -72,6 +89,7 @@ static void *watch(void *context)
     td_conns *conns = context;
     double shortest_s = conns->header_s < conns->body_s ? conns->header_s : conns->body_s;
     if (conns->idle_s < shortest_s) shortest_s = conns->idle_s;
+    if (conns->write_s < shortest_s) shortest_s = conns->write_s;
     long every_ms = shortest_s < CHECK_MAX_MS / 250.0 ? (long)(shortest_s * 250) + 1 : CHECK_MAX_MS;
     pthread_mutex_lock(&conns->mutex);
     while (conns->running) {
@@ -88,13 +106,14 @@ static void *watch(void *context)
     return NULL;
 }
 
-td_status td_conns_init(td_conns *conns, double header_s, double body_s, double idle_s, const char *timeout_reply,
-                        td_error *err)
+td_status td_conns_init(td_conns *conns, double header_s, double body_s, double idle_s, double write_s,
+                        const char *timeout_reply, td_error *err)
 {
     memset(conns, 0, sizeof *conns);
     conns->header_s = header_s;
     conns->body_s = body_s;
     conns->idle_s = idle_s;
+    conns->write_s = write_s;
     conns->timeout_reply_bytes = strlen(timeout_reply);
     td_check(conns->timeout_reply_bytes < sizeof conns->timeout_reply);
     memcpy(conns->timeout_reply, timeout_reply, conns->timeout_reply_bytes);
@@ -172,7 +191,8 @@ bool td_conn_enter(td_conns *conns, td_conn *conn, td_phase phase)
     if (open) {
         conn->phase = phase;
         conn->since_ns = td_now_ns();
-        if (phase == TD_PHASE_IDLE) conn->bytes_at_idle = bytes_received(conn->fd);
+        if (phase == TD_PHASE_IDLE) conn->n_seen = counts_of(conn->fd).tcpi_bytes_received;
+        if (phase == TD_PHASE_WRITE) conn->n_seen = UINT64_MAX; /* the first look counts as progress */
     }
     pthread_mutex_unlock(&conns->mutex);
     return open;

@@ -1,8 +1,8 @@
 /* Connections of the server: who is there, how long they may take, whether they left. Internal to the server.
  *
- * libmicrohttpd owns the sockets and knows one timeout, that of a write. The other deadlines are kept here, because
- * they need an answer (408) or a different clock: the whole header block, a silent body, an idle kept connection. One
- * thread looks at all connections twice a second. */
+ * libmicrohttpd owns the sockets. Its one timeout is not used: it counts our own waiting for tokens as the client's
+ * silence, cannot answer 408, and in 1.0.1 cannot be set for a connection that has a thread. So all deadlines are kept
+ * here, by one thread that looks at all connections twice a second or more often. */
 #ifndef TD_SERVER_CONN_H
 #define TD_SERVER_CONN_H
 
@@ -16,7 +16,8 @@ typedef enum td_phase {
     TD_PHASE_IDLE,   /* no request: just connected, or kept */
     TD_PHASE_HEADER, /* first bytes of a request came */
     TD_PHASE_BODY,   /* the header block is complete */
-    TD_PHASE_WORK,   /* the request is complete; no deadline here until the reply was sent */
+    TD_PHASE_WORK,   /* the request is complete, its route works: no deadline */
+    TD_PHASE_WRITE,  /* bytes of the reply are on their way: the other side must take some */
     TD_PHASE_CLOSED  /* a deadline passed: whatever its thread does next, the connection ends */
 } td_phase;
 
@@ -29,14 +30,14 @@ typedef struct td_conns {
     bool running;
     td_conn *first;
     int n;
-    double header_s, body_s, idle_s;
+    double header_s, body_s, idle_s, write_s;
     char timeout_reply[512]; /* 408, ready to send */
     size_t timeout_reply_bytes;
 } td_conns;
 
 /* timeout_reply: a complete HTTP response, copied. Starts the thread. */
-td_status td_conns_init(td_conns *conns, double header_s, double body_s, double idle_s, const char *timeout_reply,
-                        td_error *err);
+td_status td_conns_init(td_conns *conns, double header_s, double body_s, double idle_s, double write_s,
+                        const char *timeout_reply, td_error *err);
 void td_conns_deinit(td_conns *conns); /* every connection must be closed by then */
 int td_conns_count(td_conns *conns);
 

@@ -3,8 +3,7 @@
  * Refusals that need no body are decided on the header block. A small body of a refused request is read and dropped, so
  * that the connection can be kept; otherwise the answer is written beside libmicrohttpd (td_conn_refuse) and the
  * connection closes: the library cannot answer in the middle of a body, and would reset a connection whose body it has
- * not read. Its own timeout is used for writing only, and set anew around every wait for tokens, because it would count
- * our waiting as the client's. */
+ * not read. */
 #include "server/generate.h"
 
 #include "base/clock.h"
@@ -96,12 +95,6 @@ void td_http_closing_reply(const td_server *server, const td_call *x, const td_r
 }
 
 /* ------------------------------------------------------------------------------------- refusals, early end --- */
-
-static void set_write_timeout(td_call *x, double seconds)
-{
-    unsigned timeout_s = seconds > 0 ? (unsigned)(seconds + 0.999) : 0;
-    MHD_set_connection_option(x->mhd, MHD_CONNECTION_OPTION_TIMEOUT, timeout_s);
-}
 
 /* Answers at once and closes; returns what libmicrohttpd is told. */
 static enum MHD_Result refuse_and_close(td_call *x, const td_refusal *why)
@@ -348,9 +341,9 @@ static ssize_t read_stream(void *context, uint64_t pos, char *out, size_t cap)
 {
     td_call *x = context;
     (void)pos;
-    set_write_timeout(x, 0);
+    if (!td_conn_enter(&x->server->conns, x->conn, TD_PHASE_WORK)) return MHD_CONTENT_READER_END_WITH_ERROR;
     ssize_t n = td_generation_read(x->generation, out, cap);
-    set_write_timeout(x, x->server->options.write_timeout_s);
+    td_conn_enter(&x->server->conns, x->conn, TD_PHASE_WRITE);
     return n > 0 ? n : n == 0 ? MHD_CONTENT_READER_END_OF_STREAM : MHD_CONTENT_READER_END_WITH_ERROR;
 }
 
@@ -370,7 +363,7 @@ static enum MHD_Result send_reply(td_call *x)
     collect_headers(x->server, x, x->status, x->retry_after_s, &list);
     if (x->content_type) MHD_add_response_header(response, "Content-Type", x->content_type);
     for (int i = 0; i < list.n; i++) MHD_add_response_header(response, list.items[i].name, list.items[i].value);
-    set_write_timeout(x, x->server->options.write_timeout_s);
+    td_conn_enter(&x->server->conns, x->conn, TD_PHASE_WRITE);
     enum MHD_Result queued = MHD_queue_response(x->mhd, (unsigned)x->status, response);
     MHD_destroy_response(response);
     return queued;
@@ -481,7 +474,6 @@ static void on_completed(void *context, struct MHD_Connection *mhd, void **reque
     if (x->left) td_metrics_client_left(x->server->metrics);
     td_metrics_http(x->server->metrics, x->route ? x->route->name : "-", method_name(x->method), x->status);
     log_call(x);
-    set_write_timeout(x, 0);
     if (x->conn) {
         td_conn_enter(&x->server->conns, x->conn, TD_PHASE_IDLE);
         if (x->generation && x->generation->broken.status && x->stream) td_conn_end(&x->server->conns, x->conn);

@@ -182,7 +182,7 @@ static td_status start_conns(td_server *server, td_error *err)
     td_status st = reply.failed ? td_fail(err, TD_ENOMEM, "server: out of memory") : TD_OK;
     if (st == TD_OK)
         st = td_conns_init(&server->conns, server->options.header_timeout_s, server->options.body_timeout_s,
-                           server->options.idle_timeout_s, reply.data, err);
+                           server->options.idle_timeout_s, server->options.write_timeout_s, reply.data, err);
     td_buf_deinit(&reply);
     return st;
 }
