@@ -8,13 +8,13 @@
 #include "cli/bench.h"
 #include "cli/bench_rig.h"
 #include "cli/cli.h"
-#include "cli/cost.h"
+#include "cli/op_timer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS_LIST_MAX = 8, ENTRIES_MAX = 64, LABEL_CAP = 40, CHUNK_ROWS = 512 };
+enum { ROWS_LIST_MAX = 8, CHUNK_ROWS = 512 };
 
 static const td_setting SETTINGS[] = {
     { .name = "model",
@@ -61,200 +61,23 @@ static const td_setting SETTINGS[] = {
 };
 enum { N_SETTINGS = sizeof SETTINGS / sizeof *SETTINGS };
 
-/* Calls of one operation with one shape in a window. */
-typedef struct entry {
-    const char *op;
-    char shape[LABEL_CAP];
-    td_cost cost;    /* of a window: all calls */
-    int n_calls;     /* of a window */
-    double window_s; /* of the window that runs now */
-    double run_s[TD_BENCH_RUNS_MAX];
-    td_stat s; /* of run_s */
-} entry;
-
-typedef struct recorder {
-    td_ops real;
-    bool on;
-    entry entries[ENTRIES_MAX];
-    int n_entries;
-} recorder;
-
-/* The entries of a table of operations carry no user data, so the timing ones find the recorder here. */
-static recorder *timing;
-
-/* --- the table that times --- */
-
-static entry *entry_of(recorder *r, const char *op, const char *shape)
-{
-    for (int i = 0; i < r->n_entries; i++)
-        if (strcmp(r->entries[i].op, op) == 0 && strcmp(r->entries[i].shape, shape) == 0) return &r->entries[i];
-    if (r->n_entries == ENTRIES_MAX) return NULL; /* more shapes than any model here has: they go uncounted */
-    entry *e = &r->entries[r->n_entries++];
-    *e = (entry){ .op = op };
-    snprintf(e->shape, sizeof e->shape, "%s", shape);
-    return e;
-}
-
-static td_status note(const char *op, const char *shape, td_cost cost, int64_t start_ns, int64_t end_ns,
-                      td_status status)
-{
-    entry *e = timing->on ? entry_of(timing, op, shape) : NULL;
-    if (!e) return status;
-    e->window_s += (double)(end_ns - start_ns) * 1e-9;
-    e->cost.bytes += cost.bytes;
-    e->cost.flops += cost.flops;
-    e->n_calls++;
-    return status;
-}
-
-static td_status timed_embed(td_dev *dev, const td_embed_args *a)
-{
-    int64_t start = td_now_ns();
-    td_status status = timing->real.embed(dev, a);
-    int64_t end = td_now_ns();
-    return note("embed", "", td_cost_embed(dev, a), start, end, status);
-}
-
-static td_status timed_hyper(td_dev *dev, const td_hyper_args *a)
-{
-    int64_t start = td_now_ns();
-    td_status status = timing->real.hyper(dev, a);
-    int64_t end = td_now_ns();
-    const char *what = !a->fn ? "leave" : a->partials ? "leave and enter" : "enter";
-    return note("hyper", what, td_cost_hyper(dev, a), start, end, status);
-}
-
-static td_status timed_rmsnorm(td_dev *dev, const td_rmsnorm_args *a)
-{
-    int64_t start = td_now_ns();
-    td_status status = timing->real.rmsnorm(dev, a);
-    int64_t end = td_now_ns();
-    return note("rmsnorm", "", td_cost_rmsnorm(dev, a), start, end, status);
-}
-
-static td_status timed_stream_mean(td_dev *dev, const td_stream_mean_args *a)
-{
-    int64_t start = td_now_ns();
-    td_status status = timing->real.stream_mean(dev, a);
-    int64_t end = td_now_ns();
-    return note("stream_mean", "", td_cost_stream_mean(dev, a), start, end, status);
-}
-
-static td_status timed_linear(td_dev *dev, const td_linear_args *a)
-{
-    static const char *const FORMATS[] = { [TD_W_BF16] = "bf16", [TD_W_Q4] = "q4", [TD_W_FP8] = "fp8" };
-    char shape[LABEL_CAP];
-    int64_t start = td_now_ns();
-    td_status status = timing->real.linear(dev, a);
-    int64_t end = td_now_ns();
-    snprintf(shape, sizeof shape, "%d x %d %s", a->w->out, a->w->in, FORMATS[a->w->format]);
-    return note("linear", shape, td_cost_linear(dev, a), start, end, status);
-}
-
-static td_status timed_kda(td_dev *dev, const td_kda_args *a)
-{
-    char shape[LABEL_CAP];
-    int64_t start = td_now_ns();
-    td_status status = timing->real.kda(dev, a);
-    int64_t end = td_now_ns();
-    snprintf(shape, sizeof shape, "%d heads", a->n_heads);
-    return note("kda", shape, td_cost_kda(dev, a), start, end, status);
-}
-
-static td_status timed_kda_replay(td_dev *dev, const td_kda_replay_args *a)
-{
-    char shape[LABEL_CAP];
-    int64_t start = td_now_ns();
-    td_status status = timing->real.kda_replay(dev, a);
-    int64_t end = td_now_ns();
-    snprintf(shape, sizeof shape, "%d heads", a->n_heads);
-    return note("kda_replay", shape, td_cost_kda_replay(dev, a), start, end, status);
-}
-
-static td_status timed_dsa_store(td_dev *dev, const td_dsa_store_args *a)
-{
-    int64_t start = td_now_ns();
-    td_status status = timing->real.dsa_store(dev, a);
-    int64_t end = td_now_ns();
-    return note("dsa_store", "", td_cost_dsa_store(dev, a), start, end, status);
-}
-
-static td_status timed_dsa_select(td_dev *dev, const td_dsa_select_args *a)
-{
-    int64_t start = td_now_ns();
-    td_status status = timing->real.dsa_select(dev, a);
-    int64_t end = td_now_ns();
-    return note("dsa_select", "", td_cost_dsa_select(dev, a), start, end, status);
-}
-
-static td_status timed_dsa_attend(td_dev *dev, const td_dsa_attend_args *a)
-{
-    char shape[LABEL_CAP];
-    int64_t start = td_now_ns();
-    td_status status = timing->real.dsa_attend(dev, a);
-    int64_t end = td_now_ns();
-    snprintf(shape, sizeof shape, "%d heads", a->kv_b.n_heads);
-    return note("dsa_attend", shape, td_cost_dsa_attend(dev, a), start, end, status);
-}
-
-static td_status timed_swiglu(td_dev *dev, const td_swiglu_args *a)
-{
-    char shape[LABEL_CAP];
-    int64_t start = td_now_ns();
-    td_status status = timing->real.swiglu(dev, a);
-    int64_t end = td_now_ns();
-    snprintf(shape, sizeof shape, "%d wide", a->width);
-    return note("swiglu", shape, td_cost_swiglu(dev, a), start, end, status);
-}
-
-static td_status timed_router(td_dev *dev, const td_router_args *a)
-{
-    char shape[LABEL_CAP];
-    int64_t start = td_now_ns();
-    td_status status = timing->real.router(dev, a);
-    int64_t end = td_now_ns();
-    snprintf(shape, sizeof shape, "%d of %d", a->top_k, a->n_experts);
-    return note("router", shape, td_cost_router(dev, a), start, end, status);
-}
-
-static td_status timed_experts(td_dev *dev, const td_experts_args *a)
-{
-    char shape[LABEL_CAP];
-    const td_experts *e = a->experts;
-    int64_t start = td_now_ns();
-    td_status status = timing->real.experts(dev, a);
-    int64_t end = td_now_ns();
-    snprintf(shape, sizeof shape, "%d x %d %s", e->width, e->dim, e->exl3 ? "exl3" : "plain");
-    return note("experts", shape, td_cost_experts(dev, a), start, end, status);
-}
-
-static void install(td_ops *ops, recorder *r)
-{
-    r->real = *ops;
-    ops->embed = timed_embed;
-    ops->hyper = timed_hyper;
-    ops->rmsnorm = timed_rmsnorm;
-    ops->stream_mean = timed_stream_mean;
-    ops->linear = timed_linear;
-    ops->kda = timed_kda;
-    ops->kda_replay = timed_kda_replay;
-    ops->dsa_store = timed_dsa_store;
-    ops->dsa_select = timed_dsa_select;
-    ops->dsa_attend = timed_dsa_attend;
-    ops->swiglu = timed_swiglu;
-    ops->router = timed_router;
-    ops->experts = timed_experts;
-    timing = r;
-}
-
 /* --- windows --- */
+
+/* What is shown of an entry of the timer. */
+typedef struct line {
+    int entry;
+    td_stat s; /* of a window */
+} line;
 
 typedef struct bench {
     td_rig rig;
     td_ceilings ceilings;
-    recorder recorder;
+    td_op_timer timer;
     const char *only; /* operation; "": all */
     int n_runs, context;
+    double run_s[TD_OP_ENTRIES_MAX][TD_BENCH_RUNS_MAX];
+    line lines[TD_OP_ENTRIES_MAX]; /* slowest first */
+    int n_lines;
     td_stat window, outside; /* of the windows that were measured last: all of it, and outside the operations */
 } bench;
 
@@ -271,48 +94,48 @@ static td_status one_window(bench *b, int n_rows, double *window_s, td_error *er
 
 static int slowest_first(const void *a, const void *b)
 {
-    double x = ((const entry *)a)->s.median, y = ((const entry *)b)->s.median;
+    double x = ((const line *)a)->s.median, y = ((const line *)b)->s.median;
     return (x < y) - (x > y);
+}
+
+static void summarise(bench *b, double *window_s, double *outside_s)
+{
+    b->n_lines = b->timer.n_entries;
+    for (int i = 0; i < b->n_lines; i++) b->lines[i] = (line){ .entry = i, .s = td_stat_of(b->run_s[i], b->n_runs) };
+    qsort(b->lines, (size_t)b->n_lines, sizeof *b->lines, slowest_first);
+    b->window = td_stat_of(window_s, b->n_runs);
+    b->outside = td_stat_of(outside_s, b->n_runs);
 }
 
 static td_status measure_rows(bench *b, int n_rows, td_error *err)
 {
-    recorder *r = &b->recorder;
     double window_s[TD_BENCH_RUNS_MAX], outside_s[TD_BENCH_RUNS_MAX], warm;
-    r->n_entries = 0;
-    r->on = false;
+    b->timer.n_entries = 0;
     td_rig_restart(&b->rig);
     td_status status = td_rig_prompt(&b->rig, b->context, err);
+    td_op_timer_start(&b->timer); /* also for a window that is not counted: it makes the entries */
     if (!status) status = one_window(b, n_rows, &warm, err);
-    r->on = true;
     for (int run = 0; !status && run < b->n_runs; run++) {
-        for (int i = 0; i < r->n_entries; i++) {
-            r->entries[i].window_s = 0;
-            r->entries[i].n_calls = 0;
-            r->entries[i].cost = (td_cost){ 0 };
-        }
+        td_op_timer_start(&b->timer);
         status = one_window(b, n_rows, &window_s[run], err);
         outside_s[run] = window_s[run];
-        for (int i = 0; i < r->n_entries; i++) {
-            r->entries[i].run_s[run] = r->entries[i].window_s;
-            outside_s[run] -= r->entries[i].window_s;
+        for (int i = 0; i < b->timer.n_entries; i++) {
+            b->run_s[i][run] = b->timer.entries[i].s;
+            outside_s[run] -= b->timer.entries[i].s;
         }
     }
-    r->on = false;
-    if (!status) {
-        for (int i = 0; i < r->n_entries; i++) r->entries[i].s = td_stat_of(r->entries[i].run_s, b->n_runs);
-        qsort(r->entries, (size_t)r->n_entries, sizeof *r->entries, slowest_first);
-        b->window = td_stat_of(window_s, b->n_runs);
-        b->outside = td_stat_of(outside_s, b->n_runs);
-    }
+    td_op_timer_stop(&b->timer);
+    if (!status) summarise(b, window_s, outside_s);
     return status;
 }
 
 /* --- showing --- */
 
-static bool is_shown(const bench *b, const entry *e)
+/* The entry of a line, or NULL when another operation was asked for. */
+static const td_op_entry *shown(const bench *b, int i)
 {
-    return !*b->only || strcmp(b->only, e->op) == 0;
+    const td_op_entry *e = &b->timer.entries[b->lines[i].entry];
+    return !*b->only || strcmp(b->only, e->op) == 0 ? e : NULL;
 }
 
 static void print_line(const bench *b, const char *op, const char *shape, int n_calls, double s, td_cost cost)
@@ -325,21 +148,18 @@ static void print_line(const bench *b, const char *op, const char *shape, int n_
 
 static void print_rows(const bench *b, int n_rows)
 {
-    td_cost all = { 0 };
-    int n_calls = 0;
+    int n_calls;
     printf("\n%d row%s after %d tokens: %.3f ms +- %.1f %% a window\n", n_rows, n_rows == 1 ? "" : "s", b->context,
            b->window.median * 1e3, 100 * td_stat_spread(&b->window));
     printf("  %-12s %-20s %5s %11s %6s %9s %6s %9s %6s\n", "operation", "shape", "calls", "us a window", "share",
            "GB/s", "copy", "GFLOP/s", "fma");
-    for (int i = 0; i < b->recorder.n_entries; i++) {
-        const entry *e = &b->recorder.entries[i];
-        all.bytes += e->cost.bytes;
-        all.flops += e->cost.flops;
-        n_calls += e->n_calls;
-        if (is_shown(b, e)) print_line(b, e->op, e->shape, e->n_calls, e->s.median, e->cost);
+    for (int i = 0; i < b->n_lines; i++) {
+        const td_op_entry *e = shown(b, i);
+        if (e) print_line(b, e->op, e->shape, e->n_calls, b->lines[i].s.median, e->cost);
     }
     if (*b->only) return;
     print_line(b, "between them", "", 0, b->outside.median, (td_cost){ 0 });
+    td_cost all = td_op_timer_total(&b->timer, &n_calls);
     print_line(b, "all", "", n_calls, b->window.median, all);
 }
 
@@ -352,14 +172,14 @@ static void write_rows(const bench *b, int n_rows, td_json_writer *w)
     td_bench_write_stat(w, "outside_s", &b->outside);
     td_json_write_key(w, "ops");
     td_json_write_begin(w, '[');
-    for (int i = 0; i < b->recorder.n_entries; i++) {
-        const entry *e = &b->recorder.entries[i];
-        if (!is_shown(b, e)) continue;
+    for (int i = 0; i < b->n_lines; i++) {
+        const td_op_entry *e = shown(b, i);
+        if (!e) continue;
         td_json_write_begin(w, '{');
         td_json_write_member_text(w, "op", e->op);
         td_json_write_member_text(w, "shape", e->shape);
         td_json_write_member_int(w, "calls", e->n_calls);
-        td_bench_write_stat(w, "s", &e->s);
+        td_bench_write_stat(w, "s", &b->lines[i].s);
         td_bench_write_number(w, "bytes", e->cost.bytes);
         td_bench_write_number(w, "flops", e->cost.flops);
         td_json_write_end(w, '}');
@@ -392,7 +212,7 @@ static td_status run(bench *b, const td_settings *s, const int64_t *rows, int n_
         status = td_rig_open(td_settings_text(s, "model"), n_threads, b->context + longest + committed, (int)longest,
                              td_settings_text(s, "dense"), &b->rig, err);
     if (status) return status;
-    install(&b->rig.ops, &b->recorder);
+    td_op_timer_install(&b->timer, &b->rig.ops);
     td_buf out;
     td_buf_init(&out, 0);
     td_json_writer w = { .out = &out };
@@ -426,7 +246,7 @@ static td_status run(bench *b, const td_settings *s, const int64_t *rows, int n_
 
 int td_bench_ops(int argc, char **argv)
 {
-    static bench b; /* large, and one a process: `timing` points into it */
+    static bench b; /* too large for the stack; one a process, as the timer in it */
     td_settings settings;
     td_error err;
     int64_t rows[ROWS_LIST_MAX];

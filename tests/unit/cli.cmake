@@ -1,0 +1,3 @@
+td_test(unit_cli SOURCES cli_test.c DEPS td_client LABELS unit)
+td_test(unit_cli_client SOURCES cli_client_test.c DEPS td_client LABELS unit)
+td_test(unit_cli_cost SOURCES cli_cost_test.c DEPS td_bench LABELS unit)
