@@ -375,7 +375,16 @@ static void run_experts(bench *b, bool exl3)
                 plain[m][e] = *weight(b, TD_W_BF16, n, k, 0.1f);
         }
     for (int i = 0; i < ROWS * 2; i++) ids[i] = (int32_t)(op_next(&b->seed) % EXPERTS);
-    td_experts experts = { EXPERTS, DIM, WIDTH, exl3, packed[0], packed[1], packed[2], plain[0], plain[1], plain[2] };
+    td_experts experts = { .n_experts = EXPERTS,
+                           .dim = DIM,
+                           .width = WIDTH,
+                           .exl3 = exl3,
+                           .gate_x = packed[0],
+                           .up_x = packed[1],
+                           .down_x = packed[2],
+                           .gate = plain[0],
+                           .up = plain[1],
+                           .down = plain[2] };
     float *y = floats(b, ROWS * DIM, 1.0f);
     td_experts_args a = { .n_rows = ROWS,
                           .top_k = 2,

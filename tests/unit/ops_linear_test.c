@@ -173,7 +173,8 @@ static void act_output_is_the_rounded_sum(void **state)
     td_dev_destroy(dev);
 }
 
-/* Bell-shaped weights, as real ones are: the searched range must beat the full one; and columns in0.. of a wider row are taken. */
+/* Bell-shaped weights, as real ones are: the searched range must beat the full one; and columns in0.. of a wider row
+ * are taken. */
 static void q4_search_beats_the_plain_range(void **state)
 {
     (void)state;

@@ -203,8 +203,16 @@ static bank *make_bank(td_dev *dev, bool exl3, uint64_t seed)
             else
                 make_plain(dev, &b->plain[m][e], &b->w[m][e], k, n, &seed);
         }
-    b->experts = (td_experts){ EXPERTS,    DIM,        WIDTH,       exl3,        b->exl3[0],
-                               b->exl3[1], b->exl3[2], b->plain[0], b->plain[1], b->plain[2] };
+    b->experts = (td_experts){ .n_experts = EXPERTS,
+                               .dim = DIM,
+                               .width = WIDTH,
+                               .exl3 = exl3,
+                               .gate_x = b->exl3[0],
+                               .up_x = b->exl3[1],
+                               .down_x = b->exl3[2],
+                               .gate = b->plain[0],
+                               .up = b->plain[1],
+                               .down = b->plain[2] };
     return b;
 }
 

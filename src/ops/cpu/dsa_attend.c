@@ -85,14 +85,14 @@ static size_t head_values(const td_kv_b *w)
     return (size_t)(w->k_dim + w->v_dim) * (size_t)w->kv_lora;
 }
 
-static const td_bf16 *key_panels(const td_kv_b *w, int head)
+static const uint8_t *key_panels(const td_kv_b *w, int head)
 {
-    return (const td_bf16 *)w->data + (size_t)head * head_values(w);
+    return (const uint8_t *)w->data + (size_t)head * head_values(w) * sizeof(td_bf16);
 }
 
-static const td_bf16 *value_panels(const td_kv_b *w, int head)
+static const uint8_t *value_panels(const td_kv_b *w, int head)
 {
-    return key_panels(w, head) + (size_t)w->k_dim * (size_t)w->kv_lora;
+    return key_panels(w, head) + (size_t)w->k_dim * (size_t)w->kv_lora * sizeof(td_bf16);
 }
 
 static bool kv_b_fits(const td_kv_b *w)
@@ -141,7 +141,8 @@ static void absorb(void *ctx, int thread, int begin, int end)
             td_load_act(job->dev, a->q, (size_t)(job->row0 + r) * a->q_stride + (size_t)h * k_dim,
                         s.x + (size_t)r * k_dim, k_dim);
         float *q = job->q + (size_t)h * width;
-        td_panels_bf16(job->rows, s.x, k_dim, key_panels(&a->kv_b, h), (int)k_dim, (int)width / 16, q, ld, s.unpacked);
+        td_panels(TD_PANEL_BF16, job->rows, s.x, k_dim, key_panels(&a->kv_b, h), k_dim * 32, (int)k_dim,
+                  (int)width / 16, q, ld, s.unpacked);
         for (int r = 0; r < job->rows; r++) td_round_act(job->dev, q + (size_t)r * ld, width);
     }
 }
@@ -157,8 +158,8 @@ static void project(void *ctx, int thread, int begin, int end)
     td_cpu_scratch(job->dev, thread, &arena);
     carve_own(&arena, &s);
     for (int h = begin; h < end; h++) {
-        td_panels_bf16(job->rows, job->q + (size_t)h * width, heads * width, value_panels(&a->kv_b, h), (int)width,
-                       (int)v_dim / 16, s.x, v_dim, s.unpacked);
+        td_panels(TD_PANEL_BF16, job->rows, job->q + (size_t)h * width, heads * width, value_panels(&a->kv_b, h),
+                  width * 32, (int)width, (int)v_dim / 16, s.x, v_dim, s.unpacked);
         for (int r = 0; r < job->rows; r++)
             td_store_act(job->dev, a->o, ((size_t)(job->row0 + r) * heads + (size_t)h) * v_dim, s.x + (size_t)r * v_dim,
                          v_dim);

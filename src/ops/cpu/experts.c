@@ -118,8 +118,8 @@ static void panel_of(const td_exl3 *packed, const td_weight *plain, int panel, i
     if (packed)
         panel_exl3(packed, panel, rows, x, ldx, y + panel * TD_PANEL, ldy);
     else
-        td_panels_bf16(rows, x, ldx, (const td_bf16 *)(const void *)td_panel_at(plain, panel), plain->in, 1,
-                       y + panel * TD_PANEL, ldy, unpacked);
+        td_panels(TD_PANEL_BF16, rows, x, ldx, td_panel_at(plain, panel), td_panel_bytes(TD_W_BF16, plain->in),
+                  plain->in, 1, y + panel * TD_PANEL, ldy, unpacked);
 }
 
 /* Items: groups x panels of gate, then of up. */

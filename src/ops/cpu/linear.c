@@ -1,5 +1,5 @@
 /* y = W x. Threads share the panels; within a thread, blocks of rows are turned to fp32 once for many panels and a
- * panel is unpacked once for many rows. Few rows take the packed weights straight into the fma (bf16: panel.c). Which
+ * panel is unpacked once for many rows. Few rows take the packed weights straight into the fma. Which
  * path runs is decided by shapes and changes no bit: every output is one chain over ascending inputs (q4: over groups).
  */
 #include "ops/cpu/cpu.h"
@@ -9,7 +9,9 @@ enum {
     ROWS_BLOCK = 96,   /* rows in a thread's fp32 block: 96 x 256 floats, 96 KiB, in L2 */
     PANELS_BLOCK = 16, /* panels that share it */
     X_FLOATS = ROWS_BLOCK * TD_K_BLOCK,
-    ACC_FLOATS = ROWS_BLOCK * PANELS_BLOCK * TD_PANEL
+    LDA = PANELS_BLOCK * TD_PANEL,
+    ACC_FLOATS = ROWS_BLOCK * LDA,
+    FEW_ROWS_Q4 = 3 /* more rows: unpacking a group once is cheaper */
 };
 
 typedef struct own_scratch {
@@ -51,16 +53,13 @@ static void store(const linear_job *job, int r0, int rows, int p0, int panels, c
     }
 }
 
-/* Inputs k .. k+n-1 of a panel as fp32 [n][16]; for fp8 without the scale. */
+/* Inputs k .. k+n-1 of a bf16 or fp8 panel as fp32 [n][16]; for fp8 without the scale. */
 static void unpack(const td_weight *w, const uint8_t *panel, int k, int n, float *out)
 {
-    if (w->format == TD_W_FP8) {
-        const uint8_t *codes = panel + TD_FP8_SCALES_BYTES + (size_t)k * TD_PANEL;
-        for (int i = 0; i < n; i++) td_v16_store(out + i * TD_PANEL, td_v16_load_e4m3(codes + (size_t)i * TD_PANEL));
-    } else {
-        const td_bf16 *p = (const td_bf16 *)(const void *)panel + (size_t)k * TD_PANEL;
-        for (int i = 0; i < n; i++) td_v16_store(out + i * TD_PANEL, td_v16_load_panel_bf16(p + (size_t)i * TD_PANEL));
-    }
+    for (int i = 0; i < n; i++)
+        td_v16_store(out + i * TD_PANEL,
+                     w->format == TD_W_FP8 ? td_panel_load(TD_PANEL_E4M3, panel + TD_FP8_SCALES_BYTES, (size_t)(k + i))
+                                           : td_panel_load(TD_PANEL_BF16, panel, (size_t)(k + i)));
 }
 
 static void scale_fp8(const uint8_t *panel, int rows, float *acc, size_t lda)
@@ -102,7 +101,7 @@ static void load_rows(const linear_job *job, int r0, int rows, int k, int n, flo
 static void block_sums(const linear_job *job, int r0, int rows, int p0, int panels, own_scratch *s)
 {
     const td_weight *w = job->a->w;
-    enum { LDA = PANELS_BLOCK * TD_PANEL, GROUPS = TD_K_BLOCK / TD_Q4_GROUP };
+    enum { GROUPS = TD_K_BLOCK / TD_Q4_GROUP };
     memset(s->acc, 0, (size_t)rows * LDA * sizeof(float));
     for (int k = 0; k < w->in; k += TD_K_BLOCK) {
         int n = w->in - k < TD_K_BLOCK ? w->in - k : TD_K_BLOCK;
@@ -140,24 +139,100 @@ static void many_rows(const linear_job *job, int p0, int p1, own_scratch *s)
         for (int r = 0; r < job->a->n_rows; r += ROWS_BLOCK) {
             int rows = job->a->n_rows - r < ROWS_BLOCK ? job->a->n_rows - r : ROWS_BLOCK;
             block_sums(job, r, rows, p, panels, s);
-            store(job, r, rows, p, panels, s->acc, PANELS_BLOCK * TD_PANEL);
+            store(job, r, rows, p, panels, s->acc, LDA);
         }
     }
 }
 
-/* bf16 and few rows: as many whole rows as the scratch holds are turned to fp32, then all panels pass by. */
-static void few_rows_bf16(const linear_job *job, int p0, int p1, own_scratch *s)
+/* q4, a few rows and panels: levels go from the words straight into the fma. sums: of x, [rows][groups]. */
+TD_INLINE void few_q4(int rows, int panels, const float *x, size_t ldx, const uint8_t *w, size_t panel_bytes, int in,
+                      const float *sums, size_t lds, float *y, size_t ldy)
+{
+    td_v16 acc[TD_TILE_ROWS];
+    TD_UNROLL
+    for (int t = 0; t < rows * panels; t++) acc[t] = td_v16_splat(0.0f);
+    for (int g = 0; g * TD_Q4_GROUP < in; g++, w += TD_Q4_GROUP_BYTES) {
+        int n = in - g * TD_Q4_GROUP < TD_Q4_GROUP ? in - g * TD_Q4_GROUP : TD_Q4_GROUP;
+        td_v16 dot[TD_TILE_ROWS];
+        TD_UNROLL
+        for (int t = 0; t < rows * panels; t++) dot[t] = td_v16_splat(0.0f);
+        for (int i = 0; i < n; i += 8) {
+            const float *xi = x + g * TD_Q4_GROUP + i;
+            td_w16 words[TD_TILE_ROWS];
+            TD_UNROLL
+            for (int p = 0; p < panels; p++)
+                words[p] = td_w16_load(w + (size_t)p * panel_bytes + TD_Q4_SCALES_BYTES + (size_t)i * TD_PANEL / 2);
+            TD_UNROLL
+            for (int j = 0; j < 8; j++) {
+                TD_UNROLL
+                for (int t = 0; t < rows * panels; t++)
+                    dot[t] = td_v16_fma(td_v16_splat(xi[(size_t)(t / panels) * ldx + (size_t)j]),
+                                        td_w16_nibble(words[t % panels], j), dot[t]);
+            }
+        }
+        TD_UNROLL
+        for (int t = 0; t < rows * panels; t++) {
+            const td_bf16 *scales = (const td_bf16 *)(const void *)(w + (size_t)(t % panels) * panel_bytes);
+            acc[t] = td_v16_fma(td_v16_load_panel_bf16(scales), dot[t], acc[t]);
+            acc[t] = td_v16_fma(td_v16_load_panel_bf16(scales + TD_PANEL),
+                                td_v16_splat(sums[(size_t)(t / panels) * lds + (size_t)g]), acc[t]);
+        }
+    }
+    TD_UNROLL
+    for (int t = 0; t < rows * panels; t++)
+        td_v16_store(y + (size_t)(t / panels) * ldy + (size_t)(t % panels) * TD_PANEL, acc[t]);
+}
+
+static void few_panels_q4(int rows, const float *x, size_t ldx, const td_weight *w, int p0, int panels,
+                          const float *sums, float *y, size_t ldy)
+{
+    size_t lds = (size_t)td_q4_groups(w->in), bytes = td_panel_bytes(TD_W_Q4, w->in);
+    for (int p = 0; p < panels;) {
+        const uint8_t *panel = td_panel_at(w, p0 + p);
+        float *out = y + p * TD_PANEL;
+        int at_once = rows == 1 && panels - p >= 2 ? 2 : 1;
+        if (at_once == 2)
+            few_q4(1, 2, x, ldx, panel, bytes, w->in, sums, lds, out, ldy);
+        else if (rows == 1)
+            few_q4(1, 1, x, ldx, panel, bytes, w->in, sums, lds, out, ldy);
+        else if (rows == 2)
+            few_q4(2, 1, x, ldx, panel, bytes, w->in, sums, lds, out, ldy);
+        else
+            few_q4(3, 1, x, ldx, panel, bytes, w->in, sums, lds, out, ldy);
+        p += at_once;
+    }
+}
+
+static void group_sums(const float *x, size_t ldx, int rows, int in, float *sums)
+{
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < in; i += TD_Q4_GROUP)
+            *sums++ = td_sum(x + (size_t)r * ldx + i, (size_t)(in - i < TD_Q4_GROUP ? in - i : TD_Q4_GROUP));
+}
+
+/* Few rows: as many whole rows as the scratch holds are turned to fp32, then all panels pass by. */
+static void few_rows(const linear_job *job, int p0, int p1, own_scratch *s)
 {
     const td_weight *w = job->a->w;
     int step = X_FLOATS / w->in < TD_FEW_ROWS ? X_FLOATS / w->in : TD_FEW_ROWS;
+    size_t in = (size_t)w->in, bytes = td_panel_bytes(w->format, w->in);
     for (int r = 0; r < job->a->n_rows; r += step) {
         int rows = job->a->n_rows - r < step ? job->a->n_rows - r : step;
-        load_rows(job, r, rows, 0, w->in, s->x, (size_t)w->in);
+        load_rows(job, r, rows, 0, w->in, s->x, in);
+        if (w->format == TD_W_Q4) group_sums(s->x, in, rows, w->in, s->sums);
         for (int p = p0; p < p1; p += PANELS_BLOCK) {
             int panels = p1 - p < PANELS_BLOCK ? p1 - p : PANELS_BLOCK;
-            td_panels_bf16(rows, s->x, (size_t)w->in, (const td_bf16 *)(const void *)td_panel_at(w, p), w->in, panels,
-                           s->acc, PANELS_BLOCK * TD_PANEL, s->unpacked);
-            store(job, r, rows, p, panels, s->acc, PANELS_BLOCK * TD_PANEL);
+            const uint8_t *panel = td_panel_at(w, p);
+            if (w->format == TD_W_Q4)
+                few_panels_q4(rows, s->x, in, w, p, panels, s->sums, s->acc, LDA);
+            else if (w->format == TD_W_FP8)
+                td_panels(TD_PANEL_E4M3, rows, s->x, in, panel + TD_FP8_SCALES_BYTES, bytes, w->in, panels, s->acc, LDA,
+                          s->unpacked);
+            else
+                td_panels(TD_PANEL_BF16, rows, s->x, in, panel, bytes, w->in, panels, s->acc, LDA, s->unpacked);
+            for (int i = 0; w->format == TD_W_FP8 && i < panels; i++)
+                scale_fp8(td_panel_at(w, p + i), rows, s->acc + i * TD_PANEL, LDA);
+            store(job, r, rows, p, panels, s->acc, LDA);
         }
     }
 }
@@ -169,8 +244,9 @@ static void linear_panels(void *ctx, int thread, int begin, int end)
     own_scratch s;
     td_cpu_scratch(job->dev, thread, &arena);
     carve(&arena, &s);
-    if (job->a->w->format == TD_W_BF16 && job->a->n_rows <= TD_FEW_ROWS && job->a->w->in <= X_FLOATS)
-        few_rows_bf16(job, begin, end, &s);
+    int few = job->a->w->format == TD_W_Q4 ? FEW_ROWS_Q4 : TD_FEW_ROWS;
+    if (job->a->n_rows <= few && job->a->w->in <= X_FLOATS)
+        few_rows(job, begin, end, &s);
     else
         many_rows(job, begin, end, &s);
 }

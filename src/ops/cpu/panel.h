@@ -40,11 +40,19 @@ void td_tile_rows(int rows, const float *x, size_t ldx, const float *w, size_t l
 void td_tile_matrix(int rows, const float *x, size_t ldx, const float *w, size_t ldw, int k, int n, float *acc,
                     size_t lda);
 
-/* y[r][o0 + 16 p + o] = sum_i w[..][i] * x[r][i] for panels of packed bf16 weights ([in][16] in panel order, panels
- * in * 16 apart) and fp32 rows. unpacked: scratch of TD_K_BLOCK * 16 floats. */
+/* y[r][16 p + o] = sum_i w[p][i][o] * x[r][i] for panels of packed weights, panel_bytes apart, and fp32 rows; e4m3
+ * codes count as value * 2^-8 (ops/simd.h). unpacked: scratch of TD_K_BLOCK * 16 floats. */
+typedef enum td_panel_kind { TD_PANEL_BF16, TD_PANEL_E4M3 } td_panel_kind;
 enum { TD_K_BLOCK = 256, TD_FEW_ROWS = 12 };
-void td_panels_bf16(int rows, const float *x, size_t ldx, const td_bf16 *w, int in, int n_panels, float *y, size_t ldy,
-                    float *unpacked);
+void td_panels(td_panel_kind kind, int rows, const float *x, size_t ldx, const uint8_t *w, size_t panel_bytes, int in,
+               int n_panels, float *y, size_t ldy, float *unpacked);
+
+/* Weights of input i of a panel. */
+TD_INLINE td_v16 td_panel_load(td_panel_kind kind, const uint8_t *panel, size_t i)
+{
+    return kind == TD_PANEL_E4M3 ? td_v16_load_e4m3(panel + i * TD_PANEL)
+                                 : td_v16_load_panel_bf16((const td_bf16 *)(const void *)panel + i * TD_PANEL);
+}
 
 /* Element of a bf16 panel where output o (0..15) of input i sits. */
 static inline size_t td_panel_index(int i, int o)
