@@ -434,6 +434,62 @@ static void windows_and_threads_change_nothing(void **state)
     release(&w);
 }
 
+/* One head of the layer alone, in windows of one row and of many: few lines read latents as they are stored, many as
+ * fp32 tiles. */
+static void few_lines_and_many_agree(void **state)
+{
+    (void)state;
+    enum { ROWS = 70, FIRST = 560 };
+    world w = make_world(70);
+    static const struct {
+        td_kv_format format;
+        bool exact;
+    } cases[] = { { TD_KV_ACT, false }, { TD_KV_ACT, true }, { TD_KV_FP8, false } };
+    for (int i = 0; i < 3; i++) {
+        layer l = make_layer(&w, cases[i].format, 1, cases[i].exact);
+        result r = run(&l, &w, 0, FIRST + ROWS, 210, T_MAX);
+        int32_t pos[ROWS], seg[ROWS] = { 0 }, count[ROWS];
+        td_segment s = { .n_rows = ROWS, .pos = FIRST };
+        td_window window = { .n_rows = ROWS,
+                             .n_segments = 1,
+                             .pos = pos,
+                             .seg = seg,
+                             .segments = &s,
+                             .host_segments = &s,
+                             .host_pos_max = FIRST + ROWS - 1 };
+        for (int t = 0; t < ROWS; t++) pos[t] = FIRST + t, count[t] = -1;
+        td_act *q = op_act_of(l.dev, w.q + FIRST * H * KD, ROWS * H * KD), *o = op_act(l.dev, ROWS * VD);
+        td_dsa_attend_args a = { .window = &window,
+                                 .cache = l.cache,
+                                 .kv_b = l.kv_b,
+                                 .scale = 0.25f,
+                                 .count = count,
+                                 .q = q,
+                                 .q_stride = H * KD,
+                                 .o = o };
+        a.kv_b.n_heads = 1;
+        assert_int_equal(td_cpu_dsa_attend(l.dev, &a), TD_OK);
+        float *many = op_floats(l.dev, o, ROWS * VD);
+        for (int t = 0; t < ROWS; t++) {
+            op_expect_bits("with other heads", many + t * VD, r.o + (FIRST + t) * H * VD, VD * 4);
+            s = (td_segment){ .n_rows = 1, .pos = FIRST + t };
+            pos[0] = FIRST + t;
+            window.n_rows = 1;
+            a.q = td_act_at(l.dev, q, (size_t)t * H * KD);
+            assert_int_equal(td_cpu_dsa_attend(l.dev, &a), TD_OK);
+            float *one = op_floats(l.dev, o, VD);
+            op_expect_bits("alone", one, many + t * VD, VD * 4);
+            free(one);
+        }
+        free(many);
+        free(q);
+        free(o);
+        release_result(&r);
+        release_layer(&l);
+    }
+    release(&w);
+}
+
 /* Drafts that complete a pool are rejected: the real tokens rewrite the pool, and nothing remembers the drafts. */
 static void rejected_rows_leave_no_trace(void **state)
 {
@@ -547,6 +603,7 @@ int main(void)
         cmocka_unit_test(long_prefixes_in_all_formats),
         cmocka_unit_test(sparse_equals_dense_when_all_pools_are_taken),
         cmocka_unit_test(windows_and_threads_change_nothing),
+        cmocka_unit_test(few_lines_and_many_agree),
         cmocka_unit_test(rejected_rows_leave_no_trace),
         cmocka_unit_test(ties_go_to_the_lower_pool),
         cmocka_unit_test(fp8_rows_are_as_documented),
