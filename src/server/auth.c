@@ -91,6 +91,7 @@ static td_status add_from_env(key_list *list, const char *env, td_error *err)
         }
         at = *end ? end + 1 : end;
     }
+    if (*env && number == 0) return td_fail(err, TD_EFORMAT, "the environment's list of API keys holds no key");
     return TD_OK;
 }
 

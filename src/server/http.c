@@ -468,6 +468,7 @@ static void on_completed(void *context, struct MHD_Connection *mhd, void **reque
     if (!x->status) { /* an answer of libmicrohttpd's own: a malformed chunk, for example */
         const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_HTTP_STATUS);
         if (info) x->status = (int)info->http_status;
+        if (code == MHD_REQUEST_TERMINATED_CLIENT_ABORT) x->left = true;
     } else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->sent_raw) {
         x->left = true;
     }

@@ -1,6 +1,8 @@
 /* See server_fixture.h. */
 #include "server_fixture.h"
 
+#include "base/clock.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -60,4 +62,17 @@ void expect(const fixture *f, const char *path, const char *body, int status, co
                  reply.body);
     free(wanted);
     http_free(&reply);
+}
+
+http_reply fixture_metrics(const fixture *f, const char *line)
+{
+    http_reply reply = { 0 };
+    for (int i = 0; i < 100; i++) {
+        reply = http_call(f->port, "GET", "/metrics", NULL, NULL);
+        if (strstr(reply.body, line)) return reply;
+        if (i < 99) http_free(&reply);
+        td_sleep_ns(10000000);
+    }
+    fail_msg("missing: %s\nin\n%s", line, reply.body);
+    return reply;
 }

@@ -26,4 +26,7 @@ http_reply fixture_post(const fixture *f, const char *path, const char *body);
 /* fixture_post, and the reply must have this status and this text in its body. */
 void expect(const fixture *f, const char *path, const char *body, int status, const char *text);
 
+/* The metrics page once it holds a line: a request is counted after its last byte was sent. */
+http_reply fixture_metrics(const fixture *f, const char *line);
+
 #endif

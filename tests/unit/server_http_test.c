@@ -553,6 +553,7 @@ static void test_key_file_time(void **state)
     assert_int_equal(td_auth_create(NULL, 0, NULL, path, &auth, &err), TD_EIO);
     const char *const empty[] = { "" };
     assert_int_equal(td_auth_create(empty, 1, NULL, NULL, &auth, &err), TD_EFORMAT);
+    assert_int_equal(td_auth_create(NULL, 0, " , ,", NULL, &auth, &err), TD_EFORMAT); /* not: open to everyone */
 }
 
 static void test_metrics_open(void **state)
