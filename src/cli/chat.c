@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,11 @@ enum { ID_CAP = 512, SILENT_S = 300 };
 
 /* Set by SIGINT; a signal handler can reach nothing else. */
 static atomic_bool interrupted;
+
+static bool is_interrupted(void)
+{
+    return atomic_load(&interrupted);
+}
 
 static const td_setting SETTINGS[] = {
     { .name = "once",
@@ -306,7 +312,7 @@ static bool read_line(td_buf *out)
         errno = 0;
         ssize_t n = getline(&line, &cap, stdin);
         if (n < 0) {
-            bool signal_came = errno == EINTR || atomic_load(&interrupted);
+            bool signal_came = errno == EINTR || is_interrupted();
             clearerr(stdin);
             putchar('\n');
             free(line);
@@ -378,7 +384,7 @@ static td_status begin(chat *c, const char *url, const td_settings *settings, td
     const char *model = td_settings_text(settings, "model");
     struct sigaction action = { .sa_handler = on_interrupt }; /* without SA_RESTART: it must wake the prompt */
     sigaction(SIGINT, &action, NULL);
-    td_status status = td_client_open(url, td_settings_text(settings, "api-key"), &interrupted, &c->client, err);
+    td_status status = td_client_open(url, td_settings_text(settings, "api-key"), is_interrupted, &c->client, err);
     if (status) return status;
     if (td_conversation_system(&c->talk, td_settings_text(settings, "system")))
         return td_fail(err, TD_ENOMEM, "out of memory");

@@ -21,7 +21,7 @@ enum {
 
 struct td_client {
     char base[URL_CAP];
-    const atomic_bool *stop;
+    td_client_stop_fn *stop;
     CURL *easy;
     CURLM *multi;
     struct curl_slist *headers;
@@ -81,7 +81,7 @@ static td_status set_key(td_client *client, const char *key, td_error *err)
     return add_header(client, line, err);
 }
 
-td_status td_client_open(const char *url, const char *key, const atomic_bool *stop, td_client **out, td_error *err)
+td_status td_client_open(const char *url, const char *key, td_client_stop_fn *stop, td_client **out, td_error *err)
 {
     td_client *client = calloc(1, sizeof *client);
     if (!client) return td_fail(err, TD_ENOMEM, "out of memory");
@@ -171,10 +171,10 @@ static void prepare(td_client *client, const char *url, const td_buf *body, tran
 
 static bool stopped(const td_client *client)
 {
-    return client->stop && atomic_load(client->stop);
+    return client->stop && client->stop();
 }
 
-/* CURLE_OK, what libcurl says, or CURLE_ABORTED_BY_CALLBACK after the stop flag. */
+/* CURLE_OK, what libcurl says, or CURLE_ABORTED_BY_CALLBACK when the caller wants to stop. */
 static CURLcode run(td_client *client)
 {
     CURLcode code = CURLE_FAILED_INIT;

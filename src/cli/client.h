@@ -10,11 +10,12 @@
 #include "base/settings.h"
 #include "cli/sse.h"
 
-#include <stdatomic.h>
-
 TD_BEGIN_C
 
 typedef struct td_client td_client;
+
+/* Asked about ten times a second while a call runs: true ends it. For what a signal handler has noted. */
+typedef bool td_client_stop_fn(void);
 
 /* Rows for a command's settings table. */
 #define TD_CLIENT_KEY_SETTING                                                                                          \
@@ -24,9 +25,9 @@ typedef struct td_client td_client;
     }
 
 /* url: "http://host:8888", with or without "/v1" or a slash at the end; "host:8888" means http. key: NULL or "" means
- * the environment's TANDEM_API_KEY, and no key when that is missing too. stop: NULL, or a flag that another thread or a
- * signal handler sets: the call in progress ends with TD_ECANCELED within 0.1 s. TD_EINVAL: the URL or the key. */
-td_status td_client_open(const char *url, const char *key, const atomic_bool *stop, td_client **out, td_error *err);
+ * the environment's TANDEM_API_KEY, and no key when that is missing too. stop: NULL, or what
+ * ends a call in progress with TD_ECANCELED. TD_EINVAL: the URL or the key. */
+td_status td_client_open(const char *url, const char *key, td_client_stop_fn *stop, td_client **out, td_error *err);
 void td_client_close(td_client *client); /* NULL is allowed */
 
 /* "http://host:8888": without path. */
