@@ -7,37 +7,43 @@
 
 #include <string.h>
 
+#ifdef __CUDACC__
+#define TD_HD __host__ __device__
+#else
+#define TD_HD
+#endif
+
 typedef uint16_t td_bf16; /* bits of a bfloat16 */
 typedef uint16_t td_f16;  /* bits of an IEEE binary16 */
 typedef uint8_t td_e4m3;  /* bits of an FP8 e4m3, finite-only ("fn"): 0x7f is NaN, largest 448 */
 
-static inline float td_bits_f32(uint32_t bits)
+TD_HD static inline float td_bits_f32(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline uint32_t td_f32_bits(float x)
+TD_HD static inline uint32_t td_f32_bits(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline float td_bf16_f32(td_bf16 x)
+TD_HD static inline float td_bf16_f32(td_bf16 x)
 {
     return td_bits_f32((uint32_t)x << 16);
 }
 
-static inline td_bf16 td_f32_bf16(float x)
+TD_HD static inline td_bf16 td_f32_bf16(float x)
 {
     uint32_t bits = td_f32_bits(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (td_bf16)((bits >> 16) | 0x40u); /* NaN stays NaN */
     return (td_bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-static inline float td_f16_f32(td_f16 h)
+TD_HD static inline float td_f16_f32(td_f16 h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 0x3ffu;
     if (exponent == 31) return td_bits_f32(sign | 0x7f800000u | mantissa << 13);
@@ -46,7 +52,7 @@ static inline float td_f16_f32(td_f16 h)
     return sign ? -small : small;
 }
 
-static inline td_f16 td_f32_f16(float x)
+TD_HD static inline td_f16 td_f32_f16(float x)
 {
     uint32_t bits = td_f32_bits(x), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u) return (td_f16)(sign | 0x7e00u | ((rest >> 13) & 0x3ffu));
@@ -58,7 +64,7 @@ static inline td_f16 td_f32_f16(float x)
     return (td_f16)(sign | ((rest + 0xfffu + ((rest >> 13) & 1u) - 0x38000000u) >> 13));
 }
 
-static inline float td_e4m3_f32(td_e4m3 q)
+TD_HD static inline float td_e4m3_f32(td_e4m3 q)
 {
     uint32_t sign = (uint32_t)(q & 0x80u) << 24, exponent = (q >> 3) & 15u, mantissa = q & 7u;
     if (exponent == 15 && mantissa == 7) return td_bits_f32(0x7fc00000u);
@@ -68,7 +74,7 @@ static inline float td_e4m3_f32(td_e4m3 q)
 }
 
 /* Saturates at 448; NaN stays NaN. */
-static inline td_e4m3 td_f32_e4m3(float x)
+TD_HD static inline td_e4m3 td_f32_e4m3(float x)
 {
     uint32_t bits = td_f32_bits(x), sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u) return (td_e4m3)(sign | 0x7fu);

@@ -1,0 +1,82 @@
+/* Inside of the CUDA backend, host side: its device, scratch, and the one way in which a launch reports. */
+#ifndef TD_OPS_CUDA_CUDA_H
+#define TD_OPS_CUDA_CUDA_H
+
+#include <cuda_runtime.h>
+
+#include "base/arena.h"
+#include "ops/cuda/cuda_ops.h"
+#include "ops/dev_impl.h"
+
+typedef struct td_cuda_dev {
+    td_dev base;
+    td_dev_limits limits;
+    int index, n_sm;
+    cudaStream_t stream;
+    unsigned char *scratch; /* device: first the products' own part, then what the running operation lays out */
+    size_t product_bytes, scratch_bytes;
+    unsigned char *staging; /* device: raw weights on their way into their packed form */
+    size_t staging_bytes;
+    cudaError_t error; /* first failure and where; sticky */
+    const char *error_op;
+} td_cuda_dev;
+
+static inline td_cuda_dev *td_cuda(td_dev *dev)
+{
+    return (td_cuda_dev *)dev;
+}
+
+/* Notes a failure of `call` in operation op; TD_OK or TD_ECUDA. */
+td_status td_cuda_done(td_cuda_dev *dev, cudaError_t error, const char *op);
+
+/* Ends an operation: what its launches reported. A kernel that fails later shows at td_dev_sync(). */
+td_status td_cuda_launched(td_cuda_dev *dev, const char *op);
+
+/* Kernels that take more than 48 KiB of shared memory ask for it once, at creation. */
+cudaError_t td_cuda_linear_init(void);
+cudaError_t td_cuda_experts_init(void);
+cudaError_t td_cuda_attend_init(void);
+cudaError_t td_cuda_select_init(void);
+cudaError_t td_cuda_kda_init(void);
+
+/* Scratch is laid out by one function an operation, run over a counting arena at creation and over the real memory in
+ * the operation. The products' part is separate, because operations that own scratch call td_cuda_product(). */
+static inline void td_cuda_scratch(td_cuda_dev *dev, td_arena *arena)
+{
+    td_arena_init_fixed(arena, dev->scratch + dev->product_bytes, dev->scratch_bytes - dev->product_bytes);
+}
+
+static inline void *td_cuda_take(td_arena *arena, size_t n_bytes)
+{
+    return td_arena_take(arena, n_bytes, 256);
+}
+
+size_t td_cuda_product_bytes(const td_dev_limits *limits);
+size_t td_cuda_hyper_bytes(const td_dev_limits *limits);
+size_t td_cuda_router_bytes(const td_dev_limits *limits);
+size_t td_cuda_select_bytes(const td_dev_limits *limits);
+size_t td_cuda_attend_bytes(const td_dev_limits *limits);
+size_t td_cuda_kda_bytes(const td_dev_limits *limits);
+size_t td_cuda_experts_bytes(const td_dev_limits *limits);
+
+/* y[b][r][o] = sum_i w[b][o][i] x[b][r][i] for n_batch packed matrices: what linear, router, attention share
+ * (linear.cu). */
+typedef struct td_cuda_product_args {
+    td_format format;
+    const void *w;
+    size_t w_batch_bytes;
+    int out, in, n_rows, n_batch;
+    const td_bf16 *x;
+    size_t x_stride, x_batch;
+    td_bf16 *y_act; /* or y_f32 */
+    float *y_f32;
+    size_t y_stride, y_batch;
+} td_cuda_product_args;
+td_status td_cuda_product(td_cuda_dev *dev, const td_cuda_product_args *a);
+
+static inline unsigned td_ceil_div(size_t a, size_t b)
+{
+    return (unsigned)((a + b - 1) / b);
+}
+
+#endif

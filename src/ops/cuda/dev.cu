@@ -1,0 +1,270 @@
+/* The CUDA device: stream, scratch, memory, graphs, and the first failure. Every allocation is a plain cudaMalloc or
+ * mapped pinned memory, made before the first window; operations never allocate. */
+#include "ops/cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STAGING_BYTES = 64 << 20 };
+
+struct td_graph {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+};
+
+td_status td_cuda_done(td_cuda_dev *dev, cudaError_t error, const char *op)
+{
+    if (error == cudaSuccess) return TD_OK;
+    if (dev->error == cudaSuccess) {
+        dev->error = error;
+        dev->error_op = op;
+    }
+    return TD_ECUDA;
+}
+
+td_status td_cuda_launched(td_cuda_dev *dev, const char *op)
+{
+    return td_cuda_done(dev, cudaPeekAtLastError(), op);
+}
+
+static td_status report(const td_cuda_dev *dev, td_error *err)
+{
+    return td_fail(err, TD_ECUDA, "GPU %d: %s: %s", dev->index, dev->error_op, cudaGetErrorString(dev->error));
+}
+
+static void cuda_destroy(td_dev *base)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    cudaFree(dev->scratch);
+    cudaFree(dev->staging);
+    if (dev->stream) cudaStreamDestroy(dev->stream);
+    free(dev);
+}
+
+/* ---- memory ---- */
+
+static td_status cuda_alloc(td_dev *base, size_t n_bytes, void **out, td_error *err)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    void *memory = NULL;
+    cudaError_t error = cudaMalloc(&memory, n_bytes ? n_bytes : 1);
+    if (error == cudaSuccess) {
+        *out = memory;
+        return TD_OK;
+    }
+    cudaGetLastError(); /* an allocation that fails leaves the device usable */
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    return td_fail(err, TD_ENOMEM, "GPU %d: %zu bytes are not to be had, %zu of %zu are free", td_cuda(base)->index,
+                   n_bytes, free_bytes, total_bytes);
+}
+
+static void cuda_free(td_dev *base, void *memory, size_t n_bytes)
+{
+    (void)base;
+    (void)n_bytes;
+    cudaFree(memory);
+}
+
+static td_status cuda_host_alloc(td_dev *base, size_t n_bytes, void **out, td_error *err)
+{
+    void *memory = NULL;
+    cudaError_t error = cudaHostAlloc(&memory, n_bytes ? n_bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return td_fail(err, TD_ENOMEM, "GPU %d: %zu bytes of pinned host memory: %s", td_cuda(base)->index, n_bytes,
+                       cudaGetErrorString(error));
+    }
+    memset(memory, 0, n_bytes);
+    *out = memory;
+    return TD_OK;
+}
+
+static void cuda_host_free(td_dev *base, void *memory, size_t n_bytes)
+{
+    (void)base;
+    (void)n_bytes;
+    cudaFreeHost(memory);
+}
+
+static td_status cuda_upload(td_dev *base, void *dst, const void *src, size_t n_bytes)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyHostToDevice, dev->stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream); /* src may be pinned: it is read until here */
+    return td_cuda_done(dev, error, "upload");
+}
+
+static td_status cuda_download(td_dev *base, void *dst, const void *src, size_t n_bytes)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDeviceToHost, dev->stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream);
+    return td_cuda_done(dev, error, "download");
+}
+
+static td_status cuda_copy(td_dev *base, void *dst, const void *src, size_t n_bytes)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    return td_cuda_done(dev, cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDeviceToDevice, dev->stream), "copy");
+}
+
+static td_status cuda_fill(td_dev *base, void *dst, int byte, size_t n_bytes)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    return td_cuda_done(dev, cudaMemsetAsync(dst, byte, n_bytes, dev->stream), "fill");
+}
+
+static td_status cuda_sync(td_dev *base, td_error *err)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    td_cuda_done(dev, cudaStreamSynchronize(dev->stream), "waiting for the operations");
+    td_cuda_done(dev, cudaGetLastError(), "an operation");
+    return dev->error == cudaSuccess ? TD_OK : report(dev, err);
+}
+
+/* ---- activations for the host ---- */
+
+static void cuda_from_f32(const td_dev *base, td_act *dst, const float *src, size_t n)
+{
+    td_bf16 *rounded = (td_bf16 *)malloc((n ? n : 1) * sizeof *rounded);
+    td_check(rounded);
+    for (size_t i = 0; i < n; i++) rounded[i] = td_f32_bf16(src[i]);
+    cuda_upload((td_dev *)base, dst, rounded, n * sizeof *rounded);
+    free(rounded);
+}
+
+static void cuda_to_f32(const td_dev *base, float *dst, const td_act *src, size_t n)
+{
+    td_bf16 *raw = (td_bf16 *)calloc(n ? n : 1, sizeof *raw);
+    td_check(raw);
+    cuda_download((td_dev *)base, raw, src, n * sizeof *raw);
+    for (size_t i = 0; i < n; i++) dst[i] = td_bf16_f32(raw[i]);
+    free(raw);
+}
+
+/* ---- graphs ---- */
+
+static td_status cuda_capture_begin(td_dev *base)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    return td_cuda_done(dev, cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal), "recording");
+}
+
+static td_status cuda_capture_end(td_dev *base, td_graph **out, td_error *err)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    td_graph *graph = (td_graph *)calloc(1, sizeof *graph);
+    if (!graph) return td_fail(err, TD_ENOMEM, "GPU %d: no memory for a graph", dev->index);
+    td_status status = td_cuda_done(dev, cudaStreamEndCapture(dev->stream, &graph->graph), "recording");
+    if (status == TD_OK) status = td_cuda_done(dev, cudaGraphInstantiate(&graph->exec, graph->graph, 0), "recording");
+    if (status != TD_OK) {
+        if (graph->graph) cudaGraphDestroy(graph->graph);
+        free(graph);
+        return report(dev, err);
+    }
+    *out = graph;
+    return TD_OK;
+}
+
+static td_status cuda_graph_launch(td_dev *base, td_graph *graph)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    return td_cuda_done(dev, cudaGraphLaunch(graph->exec, dev->stream), "launching a graph");
+}
+
+static void cuda_graph_destroy(td_dev *base, td_graph *graph)
+{
+    (void)base;
+    cudaGraphExecDestroy(graph->exec);
+    cudaGraphDestroy(graph->graph);
+    free(graph);
+}
+
+static const td_dev_calls cuda_calls = { cuda_destroy,       cuda_from_f32,    cuda_to_f32,       cuda_alloc,
+                                         cuda_free,          cuda_host_alloc,  cuda_host_free,    cuda_upload,
+                                         cuda_download,      cuda_copy,        cuda_fill,         cuda_sync,
+                                         cuda_capture_begin, cuda_capture_end, cuda_graph_launch, cuda_graph_destroy };
+
+/* ---- creation ---- */
+
+static size_t operations_bytes(const td_dev_limits *limits)
+{
+    size_t needs[] = { td_cuda_hyper_bytes(limits),  td_cuda_router_bytes(limits), td_cuda_select_bytes(limits),
+                       td_cuda_attend_bytes(limits), td_cuda_kda_bytes(limits),    td_cuda_experts_bytes(limits) };
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) most = needs[i] > most ? needs[i] : most;
+    return most;
+}
+
+size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits)
+{
+    return td_cuda_product_bytes(limits) + operations_bytes(limits) + STAGING_BYTES;
+}
+
+static td_status usable(int index, cudaDeviceProp *prop, td_error *err)
+{
+    int n = 0;
+    cudaError_t error = cudaGetDeviceCount(&n);
+    if (error != cudaSuccess || n < 1) {
+        cudaGetLastError();
+        return td_fail(err, TD_EUNSUPPORTED, "no usable NVIDIA GPU: %s",
+                       error == cudaSuccess ? "the driver lists none" : cudaGetErrorString(error));
+    }
+    if (index < 0 || index >= n) return td_fail(err, TD_EINVAL, "GPU %d: the driver lists %d", index, n);
+    error = cudaGetDeviceProperties(prop, index);
+    if (error == cudaSuccess) error = cudaSetDevice(index);
+    if (error == cudaSuccess) error = cudaFree(0); /* makes the context: what is wrong with the GPU shows here */
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return td_fail(err, TD_EUNSUPPORTED, "GPU %d: %s", index, cudaGetErrorString(error));
+    }
+    return TD_OK;
+}
+
+static td_status set_up(td_cuda_dev *dev, td_error *err)
+{
+    dev->product_bytes = td_cuda_product_bytes(&dev->limits);
+    dev->scratch_bytes = dev->product_bytes + operations_bytes(&dev->limits);
+    dev->staging_bytes = STAGING_BYTES;
+    td_status status = td_cuda_done(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "a stream");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_linear_init(), "kernels of this build do not fit this GPU");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_experts_init(), "experts");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_attend_init(), "dsa_attend");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_select_init(), "dsa_select");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_kda_init(), "kda");
+    if (status != TD_OK) return report(dev, err);
+    void *memory = NULL;
+    status = cuda_alloc(&dev->base, dev->scratch_bytes, &memory, err);
+    dev->scratch = (unsigned char *)memory;
+    if (status != TD_OK) return td_error_prefix(err, "scratch for windows of %d rows", dev->limits.rows);
+    memory = NULL;
+    status = cuda_alloc(&dev->base, dev->staging_bytes, &memory, err);
+    dev->staging = (unsigned char *)memory;
+    return status;
+}
+
+td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err)
+{
+    cudaDeviceProp prop;
+    if (limits->rows < 1 || limits->dim < 16 || limits->dim % 16 || limits->n_heads < 0 || limits->n_experts < 0 ||
+        limits->top_k < 0 || limits->expert_width < 0 || limits->index_heads < 0 || limits->context_tokens < 0)
+        return td_fail(err, TD_EINVAL, "GPU %d: rows %d, dim %d, heads %d: out of range", index, limits->rows,
+                       limits->dim, limits->n_heads);
+    td_status status = usable(index, &prop, err);
+    if (status != TD_OK) return status;
+    td_cuda_dev *dev = (td_cuda_dev *)calloc(1, sizeof *dev);
+    if (!dev) return td_fail(err, TD_ENOMEM, "GPU %d: out of memory", index);
+    dev->base.backend = TD_CUDA;
+    dev->base.calls = &cuda_calls;
+    dev->limits = *limits;
+    dev->index = index;
+    dev->n_sm = prop.multiProcessorCount;
+    status = set_up(dev, err);
+    if (status != TD_OK) {
+        cuda_destroy(&dev->base);
+        return status;
+    }
+    *out = &dev->base;
+    return TD_OK;
+}

@@ -1,0 +1,141 @@
+/* Device functions that several kernels share: conversions, sums in a fixed order, the tensor-core step.
+ *
+ * The tensor-core step is mma.sync.m16n8k16 with fp32 sums, on every card the same way round: A holds 16 outputs of the
+ * weight, B 8 rows of x. Lane L has g = L / 4, t = L % 4:
+ *   A  registers (g, k), (g + 8, k), (g, k'), (g + 8, k') with k = 2t, 2t + 1 and k' = 2t + 8, 2t + 9
+ *   B  registers k, k' of row g
+ *   C  c0, c1 = output g, rows 2t, 2t + 1; c2, c3 = output g + 8
+ * An element of C depends on its output's and its row's operands only, never on what the other rows hold. */
+#ifndef TD_OPS_CUDA_DEVICE_H
+#define TD_OPS_CUDA_DEVICE_H
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "base/num.h"
+#include "ops/dev.h"
+#include "ops/math.h"
+
+#define TD_DEVICE __device__ __forceinline__
+
+TD_DEVICE float td_load_bf16(const td_bf16 *p)
+{
+    return __uint_as_float((uint32_t)*p << 16);
+}
+
+TD_DEVICE td_bf16 td_to_bf16(float x)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+/* What a store and a load make of x. */
+TD_DEVICE float td_round_bf16(float x)
+{
+    return __uint_as_float((uint32_t)td_to_bf16(x) << 16);
+}
+
+TD_DEVICE uint32_t td_pack_bf16(float low, float high)
+{
+    return (uint32_t)td_to_bf16(low) | (uint32_t)td_to_bf16(high) << 16;
+}
+
+TD_DEVICE float td_low_bf16(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+
+TD_DEVICE float td_high_bf16(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* Sum over the warp: lane l with l ^ 16, then ^ 8, .. ^ 1; every lane has the result. */
+TD_DEVICE float td_warp_sum(float x)
+{
+#pragma unroll
+    for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+TD_DEVICE float td_warp_max(float x)
+{
+#pragma unroll
+    for (int step = 16; step; step >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+/* Sum over a block of n_warps warps: warps first, then their sums ascending. scratch: [n_warps + 1]. */
+TD_DEVICE float td_block_sum(float x, int n_warps, float *scratch)
+{
+    x = td_warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0.0f;
+    for (int w = 0; w < n_warps; w++) sum += scratch[w];
+    return sum;
+}
+
+TD_DEVICE void td_mma_bf16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+TD_DEVICE void td_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Four 8 x 8 blocks of 16-bit values, transposed; lane l gives the address of row l % 8 of block l / 8. */
+TD_DEVICE void td_ldmatrix_trans(uint32_t r[4], const void *shared)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+
+/* 16 bytes of weights: read once, kept out of L1. */
+TD_DEVICE uint4 td_load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+/* 16 bytes from global to shared memory without registers; zeros when !valid (nothing is read then). */
+TD_DEVICE void td_copy_async(void *shared, const void *global, bool valid)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), n = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(n) : "memory");
+}
+
+TD_DEVICE void td_copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING> TD_DEVICE void td_copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Two bytes of e4m3 in the high halves of two 16-bit lanes -> bf16 values; the NaN code is not one here. */
+TD_DEVICE uint32_t td_e4m3_pair(uint32_t lanes)
+{
+    uint32_t small = ((lanes & 0x7f007f00u) >> 4) | (lanes & 0x80008000u); /* value * 2^-120 */
+    __nv_bfloat162 v = *(__nv_bfloat162 *)&small;
+    __nv_bfloat162 up = __halves2bfloat162(__ushort_as_bfloat16(0x7b80), __ushort_as_bfloat16(0x7b80)); /* 2^120 */
+    v = __hmul2(v, up);
+    return *(uint32_t *)&v;
+}
+
+#endif

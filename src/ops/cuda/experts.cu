@@ -1,0 +1,378 @@
+/* Routed experts: picks sorted by expert on the device, inputs rotated, two grouped products (experts_product.cu), the
+ * sums. group    counting sort of the picks; items of one expert each inputs   EXL3: f16(H(x * suh)) for gate and up;
+ * plain: the row as it is product  gate and up middle   act(H(z) * svh) of both, SwiGLU, EXL3: f16(H(y * suh)) for down
+ *   product  down
+ *   combine  a row's picks in its own order, H(z) * svh times their weights, then the shared expert
+ * H: butterflies in the order of checkpoint/hadamard.h, a warp 128 values, four a lane. */
+#include "ops/cuda/experts.h"
+#include "ops/cuda/moe.h"
+
+enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024 };
+
+typedef struct experts_args {
+    int n_rows, top_k, n_experts, dim, width, picks;
+    bool exl3;
+    float limit;
+    const td_gpu_matrix *table;
+    const td_bf16 *x;
+    const int32_t *ids;
+    const float *weights, *shared;
+    float *y;
+    int32_t *order, *place; /* sorted pick -> pick; pick -> sorted pick or -1 */
+    td_item *items;
+    int32_t *n_items, *n_sorted;
+    td_bf16 *in, *mid; /* [2][picks][in_stride], [picks][mid_stride] */
+    size_t in_stride, mid_stride;
+    float *z, *out; /* [picks][2 * width], [picks][dim] */
+} experts_args;
+
+/* Inclusive sums of count[0..n) over one block, in place; n <= GROUP_THREADS. */
+static TD_DEVICE void scan(int32_t *count, int n)
+{
+    for (int step = 1; step < n; step <<= 1) {
+        int i = threadIdx.x, v = i < n && i >= step ? count[i - step] : 0;
+        __syncthreads();
+        if (i < n) count[i] += v;
+        __syncthreads();
+    }
+}
+
+/* The order of an expert's picks among each other is left to chance: it decides no bit. */
+static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(experts_args a, int item_picks)
+{
+    __shared__ int32_t count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX], item[TD_EXPERTS_MAX], filled[TD_EXPERTS_MAX];
+    int e = threadIdx.x;
+    if (e < a.n_experts) count[e] = filled[e] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < a.picks; i += GROUP_THREADS)
+        if (a.ids[i] >= 0 && a.ids[i] < a.n_experts) atomicAdd(&count[a.ids[i]], 1);
+    __syncthreads();
+    if (e < a.n_experts) {
+        start[e] = count[e];
+        item[e] = (count[e] + item_picks - 1) / item_picks;
+    }
+    __syncthreads();
+    scan(start, a.n_experts);
+    scan(item, a.n_experts);
+    if (e < a.n_experts) {
+        int n = (count[e] + item_picks - 1) / item_picks, first = start[e] - count[e];
+        for (int i = 0; i < n; i++)
+            a.items[item[e] - n + i] = { e, first + i * item_picks, min(item_picks, count[e] - i * item_picks) };
+    }
+    if (e == a.n_experts - 1) {
+        *a.n_items = item[e];
+        *a.n_sorted = start[e];
+    }
+    for (int i = threadIdx.x; i < a.picks; i += GROUP_THREADS) {
+        int id = a.ids[i], at = -1;
+        if (id >= 0 && id < a.n_experts) {
+            at = start[id] - count[id] + atomicAdd(&filled[id], 1);
+            a.order[at] = i;
+        }
+        a.place[i] = at;
+    }
+}
+
+/* H of a warp's 128 values, four in a row a lane: strides 1, 2 in the lane, 4 .. 64 across lanes; then the scale. */
+static TD_DEVICE void hadamard(float v[4])
+{
+    float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
+    v[0] = a + c;
+    v[1] = b + d;
+    v[2] = a - c;
+    v[3] = b - d;
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float other = __shfl_xor_sync(0xffffffffu, v[i], step);
+            v[i] = threadIdx.x & step ? other - v[i] : v[i] + other;
+        }
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f; /* 1 / sqrt(128) */
+}
+
+static TD_DEVICE float half_value(const td_f16 *p)
+{
+    return __half2float(*(const __half *)p);
+}
+
+/* f16(H(x * suh)) of values k .. k + 3 of this lane, at their place in a rotated row. */
+static TD_DEVICE void rotate_in(float v[4], const td_f16 *suh, int k, td_bf16 *to)
+{
+    for (int i = 0; i < 4; i++) v[i] *= half_value(suh + k + i);
+    hadamard(v);
+    for (int i = 0; i < 4; i += 2) {
+        __half2 h = __floats2half2_rn(v[i], v[i + 1]);
+        *(__half2 *)(to + td_rotated_at(k + i)) = h;
+    }
+}
+
+/* H(z) * svh of the same values. */
+static TD_DEVICE void rotate_out(float v[4], const td_f16 *svh, int n)
+{
+    hadamard(v);
+    for (int i = 0; i < 4; i++) v[i] *= half_value(svh + n + i);
+}
+
+static TD_DEVICE void load4(const float *p, float v[4])
+{
+    float4 f = *(const float4 *)p;
+    v[0] = f.x;
+    v[1] = f.y;
+    v[2] = f.z;
+    v[3] = f.w;
+}
+
+/* A block a sorted pick and matrix. */
+static __global__ void __launch_bounds__(THREADS) k_experts_inputs(experts_args a)
+{
+    int p = blockIdx.x, matrix = blockIdx.y, lane = threadIdx.x % 32;
+    if (p >= *a.n_sorted) return;
+    int pick = a.order[p];
+    const td_bf16 *x = a.x + (size_t)(pick / a.top_k) * a.dim;
+    td_bf16 *to = a.in + ((size_t)matrix * a.picks + p) * a.in_stride;
+    if (!a.exl3) {
+        for (int k = threadIdx.x; k < (int)a.in_stride; k += THREADS) to[k] = k < a.dim ? x[k] : (td_bf16)0;
+        return;
+    }
+    const td_f16 *suh = a.table[(size_t)(TD_MATRIX_GATE + matrix) * a.n_experts + a.ids[pick]].suh;
+    for (int k = threadIdx.x / 32 * 128 + 4 * lane; k < a.dim; k += WARPS * 128) {
+        float v[4];
+        for (int i = 0; i < 4; i++) v[i] = td_load_bf16(x + k + i);
+        rotate_in(v, suh, k, to);
+    }
+}
+
+/* A block a sorted pick: z of gate and up to the input of down. */
+static __global__ void __launch_bounds__(THREADS) k_experts_middle(experts_args a)
+{
+    int p = blockIdx.x, lane = threadIdx.x % 32;
+    if (p >= *a.n_sorted) return;
+    int expert = a.ids[a.order[p]];
+    const float *z = a.z + (size_t)p * 2 * a.width;
+    td_bf16 *to = a.mid + (size_t)p * a.mid_stride;
+    if (!a.exl3) {
+        for (int i = threadIdx.x; i < (int)a.mid_stride; i += THREADS)
+            to[i] = i < a.width
+                        ? td_to_bf16(td_swiglu_value(td_round_bf16(z[i]), td_round_bf16(z[a.width + i]), a.limit))
+                        : (td_bf16)0;
+        return;
+    }
+    const td_gpu_matrix *m = a.table + expert;
+    for (int i = threadIdx.x / 32 * 128 + 4 * lane; i < a.width; i += WARPS * 128) {
+        float gate[4], up[4];
+        load4(z + i, gate);
+        load4(z + a.width + i, up);
+        rotate_out(gate, m[(size_t)TD_MATRIX_GATE * a.n_experts].svh, i);
+        rotate_out(up, m[(size_t)TD_MATRIX_UP * a.n_experts].svh, i);
+        for (int j = 0; j < 4; j++)
+            gate[j] = td_round_bf16(td_swiglu_value(td_round_bf16(gate[j]), td_round_bf16(up[j]), a.limit));
+        rotate_in(gate, m[(size_t)TD_MATRIX_DOWN * a.n_experts].suh, i, to);
+    }
+}
+
+/* y = sum over picks in order of weight * output, then the shared expert. A warp 128 values of a row. */
+static __global__ void __launch_bounds__(THREADS) k_experts_combine(experts_args a)
+{
+    size_t row = blockIdx.y;
+    int lane = threadIdx.x % 32, d = (blockIdx.x * WARPS + threadIdx.x / 32) * 128 + 4 * lane;
+    if (d - 4 * lane >= a.dim) return;
+    float y[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    for (int k = 0; k < a.top_k; k++) {
+        size_t pick = row * a.top_k + k;
+        int p = a.place[pick];
+        if (p < 0) continue;
+        float v[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, weight = a.weights[pick];
+        if (d < a.dim) load4(a.out + (size_t)p * a.dim + d, v);
+        if (a.exl3) rotate_out(v, a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh, d);
+        for (int i = 0; i < 4; i++) y[i] = fmaf(weight, v[i], y[i]);
+    }
+    for (int i = 0; i < 4 && d < a.dim; i++)
+        a.y[row * a.dim + d + i] = a.shared ? y[i] + a.shared[row * a.dim + d + i] : y[i];
+}
+
+/* ---- matrices ---- */
+
+/* 4-bit mcg tiles [k / 16][n / 16][32 words] into strips (experts.h); a thread a word. */
+static __global__ void k_exl3_strips(const uint32_t *from, int k_tiles, int n_tiles, uint32_t *to)
+{
+    size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= (size_t)k_tiles * n_tiles * 32) return;
+    int word = (int)(i % 4), lane = (int)(i / 4 % 32), kt = (int)(i / 128 % k_tiles), strip = (int)(i / 128 / k_tiles);
+    to[i] = from[((size_t)kt * n_tiles + strip * 4 + word) * 32 + lane];
+}
+
+td_status td_cuda_exl3_fill(td_dev *base, td_exl3 *w, const td_exl3 *whole, int k0, int k1, int n0, int n1,
+                            td_error *err)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    size_t n_bytes = td_exl3_bytes(k1 - k0, n1 - n0, whole->bits2);
+    if (n_bytes > dev->staging_bytes)
+        return td_fail(err, TD_EUNSUPPORTED, "an expert matrix [%d][%d] has %zu bytes, at most %zu", k1 - k0, n1 - n0,
+                       n_bytes, dev->staging_bytes);
+    void *host = malloc(n_bytes ? n_bytes : 1);
+    if (!host) return td_fail(err, TD_ENOMEM, "no memory to cut an expert matrix (%zu bytes)", n_bytes);
+    td_exl3 cut;
+    uint8_t *to = (uint8_t *)(void *)w->trellis;
+    td_status status = td_exl3_slice(whole, k0, k1, n0, n1, host, &cut, err);
+    if (status == TD_OK && td_is_mcg4(&cut)) {
+        size_t trellis = td_exl3_trellis_bytes(cut.k, cut.n, cut.bits2);
+        status = td_dev_upload(base, dev->staging, cut.trellis, trellis);
+        k_exl3_strips<<<td_ceil_div(trellis / 4, THREADS), THREADS, 0, dev->stream>>>(
+            (const uint32_t *)dev->staging, cut.k / 16, cut.n / 16, (uint32_t *)to);
+        if (status == TD_OK) status = td_cuda_launched(dev, "exl3_fill");
+        if (status == TD_OK)
+            status = td_dev_upload(base, to + trellis, (const uint8_t *)host + trellis, n_bytes - trellis);
+    } else if (status == TD_OK) {
+        status = td_dev_upload(base, to, host, n_bytes);
+    }
+    if (status == TD_OK) {
+        *w = cut;
+        w->trellis = (const uint16_t *)to;
+        w->suh = (const td_f16 *)(to + ((const uint8_t *)cut.suh - (const uint8_t *)host));
+        w->svh = (const td_f16 *)(to + ((const uint8_t *)cut.svh - (const uint8_t *)host));
+    }
+    free(host);
+    return status == TD_ECUDA ? td_fail(err, status, "an expert matrix could not be copied to the GPU") : status;
+}
+
+size_t td_cuda_experts_table_bytes(const td_experts *experts)
+{
+    return (size_t)experts->n_experts * TD_MATRICES * sizeof(td_gpu_matrix);
+}
+
+static td_gpu_matrix describe(const td_experts *e, int matrix, int i)
+{
+    if (!e->exl3) {
+        const td_weight *w = (matrix == TD_MATRIX_GATE ? e->gate : matrix == TD_MATRIX_UP ? e->up : e->down) + i;
+        return { (const uint8_t *)w->data, NULL, NULL, 0, 0 };
+    }
+    const td_exl3 *w = (matrix == TD_MATRIX_GATE ? e->gate_x : matrix == TD_MATRIX_UP ? e->up_x : e->down_x) + i;
+    return { (const uint8_t *)w->trellis, w->suh, w->svh, w->bits2, w->codebook };
+}
+
+td_status td_cuda_experts_table_fill(td_dev *base, const td_experts *e)
+{
+    size_t n = (size_t)e->n_experts;
+    td_gpu_matrix *table = (td_gpu_matrix *)calloc(n * TD_MATRICES, sizeof *table);
+    if (!table) return TD_ENOMEM;
+    for (int m = 0; m < TD_MATRICES; m++)
+        for (int i = 0; i < e->n_experts; i++) table[(size_t)m * n + (size_t)i] = describe(e, m, i);
+    td_status status = td_dev_upload(base, e->table, table, n * TD_MATRICES * sizeof *table);
+    free(table);
+    return status;
+}
+
+/* One kind serves a call: strips when every matrix is 4-bit mcg. */
+static td_gpu_kind kind_of(const td_experts *e)
+{
+    if (!e->exl3) return TD_GPU_PLAIN;
+    for (int i = 0; i < e->n_experts; i++)
+        if (!td_is_mcg4(e->gate_x + i) || !td_is_mcg4(e->up_x + i) || !td_is_mcg4(e->down_x + i)) return TD_GPU_EXL3;
+    return TD_GPU_MCG4;
+}
+
+/* ---- the operation ---- */
+
+static size_t padded(int n)
+{
+    return ((size_t)n + TD_TILE_IN - 1) / TD_TILE_IN * TD_TILE_IN;
+}
+
+static void carve(td_arena *arena, size_t picks, int dim, int width, int n_experts, experts_args *a)
+{
+    a->in_stride = padded(dim);
+    a->mid_stride = padded(width);
+    a->order = (int32_t *)td_cuda_take(arena, picks * sizeof(int32_t));
+    a->place = (int32_t *)td_cuda_take(arena, picks * sizeof(int32_t));
+    a->items = (td_item *)td_cuda_take(arena, (picks + (size_t)n_experts) * sizeof(td_item));
+    a->n_items = (int32_t *)td_cuda_take(arena, 2 * sizeof(int32_t));
+    a->n_sorted = a->n_items + 1;
+    a->mid = (td_bf16 *)td_cuda_take(arena, picks * a->mid_stride * sizeof(td_bf16));
+    a->z = (float *)td_cuda_take(arena, picks * 2 * (size_t)width * sizeof(float));
+    a->out =
+        (float *)td_cuda_take(arena, picks * padded(dim) * sizeof(float)); /* and before: the inputs, as many bytes */
+    a->in = (td_bf16 *)a->out;
+}
+
+size_t td_cuda_experts_bytes(const td_dev_limits *limits)
+{
+    td_arena arena;
+    experts_args a;
+    td_arena_init_fixed(&arena, NULL, SIZE_MAX);
+    carve(&arena, (size_t)limits->rows * (size_t)limits->top_k, limits->dim, limits->expert_width, limits->n_experts,
+          &a);
+    return arena.used_bytes;
+}
+
+static bool shapes_fit(const td_cuda_dev *dev, const td_experts_args *a)
+{
+    const td_experts *e = a->experts;
+    int unit = e->exl3 ? TD_EXL3_BLOCK : TD_TILE_OUT;
+    return a->n_rows >= 0 && a->n_rows <= dev->limits.rows && a->top_k >= 1 && a->top_k <= dev->limits.top_k &&
+           e->n_experts >= 1 && e->n_experts <= dev->limits.n_experts && e->n_experts <= TD_EXPERTS_MAX &&
+           e->dim >= unit && e->dim <= dev->limits.dim && e->dim % unit == 0 && e->width >= unit &&
+           e->width <= dev->limits.expert_width && e->width % unit == 0 && e->table;
+}
+
+static td_status run(td_cuda_dev *dev, const experts_args *e, td_gpu_kind kind)
+{
+    bool many = e->n_rows > TD_WINDOW_MAX;
+    int item = many ? (int)TD_ITEM_MANY : (int)TD_ITEM_FEW, most = e->n_experts + e->picks / item;
+    unsigned picks = (unsigned)e->picks, inputs = e->exl3 ? 2 : 1;
+    td_grouped_args gate_up = { e->table,
+                                e->n_experts,
+                                TD_MATRIX_GATE,
+                                2,
+                                kind,
+                                many,
+                                e->dim,
+                                e->width,
+                                e->items,
+                                e->n_items,
+                                most < e->picks ? most : e->picks,
+                                e->in,
+                                e->in_stride,
+                                e->exl3 ? (size_t)e->picks * e->in_stride : 0,
+                                e->z,
+                                2 * (size_t)e->width };
+    td_grouped_args down = gate_up;
+    down.first_matrix = TD_MATRIX_DOWN;
+    down.n_matrices = 1;
+    down.k = e->width;
+    down.n = e->dim;
+    down.x = e->mid;
+    down.x_stride = e->mid_stride;
+    down.z = e->out;
+    down.z_stride = (size_t)e->dim;
+    k_experts_group<<<1, GROUP_THREADS, 0, dev->stream>>>(*e, item);
+    k_experts_inputs<<<dim3(picks, inputs), THREADS, 0, dev->stream>>>(*e);
+    td_status status = td_cuda_grouped(dev, &gate_up);
+    if (status != TD_OK) return status;
+    k_experts_middle<<<picks, THREADS, 0, dev->stream>>>(*e);
+    status = td_cuda_grouped(dev, &down);
+    if (status != TD_OK) return status;
+    k_experts_combine<<<dim3(td_ceil_div((size_t)e->dim, WARPS * 128), (unsigned)e->n_rows), THREADS, 0, dev->stream>>>(
+        *e);
+    return td_cuda_launched(dev, "experts");
+}
+
+td_status td_cuda_experts(td_dev *base, const td_experts_args *a)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    if (!shapes_fit(dev, a)) return TD_EINVAL;
+    if (!a->n_rows) return TD_OK;
+    td_arena arena;
+    const td_experts *x = a->experts;
+    experts_args e = { a->n_rows, a->top_k, x->n_experts, x->dim, x->width, a->n_rows * a->top_k, x->exl3, a->limit };
+    e.table = (const td_gpu_matrix *)x->table;
+    e.x = (const td_bf16 *)a->x;
+    e.ids = a->ids;
+    e.weights = a->weights;
+    e.shared = a->shared;
+    e.y = a->y;
+    td_cuda_scratch(dev, &arena);
+    carve(&arena, (size_t)e.picks, x->dim, x->width, x->n_experts, &e);
+    return run(dev, &e, kind_of(x));
+}

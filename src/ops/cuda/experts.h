@@ -1,0 +1,64 @@
+/* Routed experts on the GPU: what experts.cu (grouping, rotations, sums) and experts_product.cu (the grouped products)
+ * share.
+ *
+ * A pick is one (row, expert) pair. Picks are sorted by expert; an item is up to 16 (few rows) or 64 (many) picks of
+ * one expert, which share the decoding of its matrices. Which picks share an item changes no bit. */
+#ifndef TD_OPS_CUDA_EXPERTS_H
+#define TD_OPS_CUDA_EXPERTS_H
+
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/device.h"
+#include "ops/cuda/weight.h"
+
+/* How a matrix is stored. 4-bit mcg, the released format, is re-laid into strips of 64 outputs: [n / 64][k / 16][32
+ * lanes] [4 words], a lane's word of four neighbouring tiles beside each other, so that a warp walks along k in one
+ * run. Other widths and codebooks stay as in the file (TD_GPU_EXL3: a layer where at least one matrix is of those).
+ * Plain matrices are packed as weight.h says. */
+typedef enum td_gpu_kind { TD_GPU_MCG4, TD_GPU_EXL3, TD_GPU_PLAIN } td_gpu_kind;
+
+typedef struct td_gpu_matrix {
+    const uint8_t *data;
+    const td_f16 *suh, *svh;
+    int32_t bits2, codebook;
+} td_gpu_matrix;
+
+enum { TD_MATRIX_GATE, TD_MATRIX_UP, TD_MATRIX_DOWN, TD_MATRICES };
+
+typedef struct td_item {
+    int32_t expert, first, n; /* first: sorted pick */
+} td_item;
+
+enum { TD_ITEM_FEW = 16, TD_ITEM_MANY = 64 };
+
+static inline bool td_is_mcg4(const td_exl3 *w)
+{
+    return w->bits2 == 8 && w->codebook == TD_EXL3_MCG;
+}
+
+/* z[p][o] for the sorted picks: matrix `first + y` of each item's expert for y < n_matrices, inputs x + y * x_matrix,
+ * outputs z + y * n. x rows are x_stride apart (a multiple of 64 values; zeros beyond k). EXL3: f16 in the order of
+ * rotate_at() */
+typedef struct td_grouped_args {
+    const td_gpu_matrix *table; /* [TD_MATRICES][n_experts] */
+    int n_experts, first_matrix, n_matrices;
+    td_gpu_kind kind;
+    bool many;
+    int k, n;
+    const td_item *items;
+    const int32_t *n_items;
+    int items_cap;
+    const td_bf16 *x; /* or f16 */
+    size_t x_stride, x_matrix;
+    float *z;
+    size_t z_stride;
+} td_grouped_args;
+td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a);
+
+/* Where input k of a rotated row is stored: within 32 inputs, the eight that lane t of a tensor-core step pair needs
+ * are in a row (inputs 2t, 2t+1, 2t+8, 2t+9 of the first step, then of the second). */
+TD_HD static inline int td_rotated_at(int k)
+{
+    return k / 32 * 32 + k % 8 / 2 * 8 + k % 32 / 16 * 4 + k % 16 / 8 * 2 + k % 2;
+}
+
+#endif

@@ -1,0 +1,322 @@
+/* Grouped products of routed experts. EXL3 tiles are decoded in registers straight into the A operand of the
+ * tensor-core step (docs/cuda.md "Experts"); a decoded tile serves all rows of an item. few   a block takes an item of
+ * up to 16 picks and 64 outputs a column group; its warps take slices of the inputs, which are added in order through
+ * shared memory many  a block takes an item of up to 64 picks and 256 outputs; x passes through shared memory, a warp's
+ * 32 outputs stay in registers, and at the end of a slice its sums are added to the total A slice is one chain of steps
+ * over ascending inputs; the cut depends on k alone, so both give the same bits. */
+#include "ops/cuda/experts.h"
+
+enum {
+    WARPS = 8,
+    STRIP = 64,                       /* outputs of a column group: four tiles */
+    STAGES = 4,                       /* of k_experts_many */
+    STAGE_BYTES = TD_ITEM_MANY * 128, /* 64 rows x 64 inputs */
+    MANY_OUT = WARPS * 32
+};
+
+typedef struct product {
+    td_grouped_args a;
+    int slices, groups; /* groups: of 64 inputs */
+} product;
+
+static int slices_of(int k)
+{
+    return k >= 2048 ? 8 : k >= 512 ? 4 : k >= 256 ? 2 : 1;
+}
+
+/* Products of two states with the codebook's multiplier -> their two values. */
+static TD_DEVICE uint32_t halves_pair(uint32_t p0, uint32_t p1)
+{
+    p0 = (p0 & 0x8fff8fffu) ^ 0x3b603b60u;
+    p1 = (p1 & 0x8fff8fffu) ^ 0x3b603b60u;
+    uint32_t low = __byte_perm(p0, p1, 0x5410), high = __byte_perm(p0, p1, 0x7632);
+    __half2 v = __hadd2(*(__half2 *)&low, *(__half2 *)&high);
+    return *(uint32_t *)&v;
+}
+
+static TD_DEVICE uint32_t mcg_pair(uint32_t s0, uint32_t s1)
+{
+    return halves_pair(s0 * TD_EXL3_MCG_MARK, s1 * TD_EXL3_MCG_MARK);
+}
+
+/* A lane's eight values of a 4-bit mcg tile from its word and the word of the lane before. */
+static TD_DEVICE void decode_mcg4(uint32_t word, uint32_t before, uint32_t a[4])
+{
+    uint32_t across = __funnelshift_r(word, before, 20);
+    a[0] = mcg_pair(across >> 8 & 0xffffu, across >> 4 & 0xffffu);
+    a[2] = mcg_pair(across & 0xffffu, word >> 16);
+    a[1] = mcg_pair(word >> 12 & 0xffffu, word >> 8 & 0xffffu);
+    a[3] = mcg_pair(word >> 4 & 0xffffu, word & 0xffffu);
+}
+
+static TD_DEVICE uint32_t state_product(int codebook, uint32_t state)
+{
+    return codebook == TD_EXL3_MCG ? state * TD_EXL3_MCG_MARK : state * 89226354u + 64248484u;
+}
+
+static TD_DEVICE uint32_t any_pair(int codebook, uint32_t s0, uint32_t s1)
+{
+    if (codebook != TD_EXL3_MUL1) return halves_pair(state_product(codebook, s0), state_product(codebook, s1));
+    float v[2];
+    for (int i = 0; i < 2; i++) {
+        uint32_t p = (i ? s1 : s0) * TD_EXL3_MUL1_MARK, sum = __dp4a(p, 0x01010101u, 0u);
+        v[i] = ((float)sum + 1024.0f) * (887.0f / 131072.0f) - 1329.0f / 128.0f;
+    }
+    __half2 h = __floats2half2_rn(v[0], v[1]);
+    return *(uint32_t *)&h;
+}
+
+/* td_exl3_end_bit() for the device. */
+static TD_DEVICE int end_bit(int p, int bits2)
+{
+    return bits2 % 2 ? ((p + 1) * bits2 - (p + 1) % 2) / 2 : (p + 1) * (bits2 / 2);
+}
+
+/* Any width and codebook, from the tile as it is in the file; value by value. */
+static TD_DEVICE void decode_any(const uint32_t *tile, int bits2, int codebook, uint32_t a[4])
+{
+    int lane = threadIdx.x % 32, n_words = 4 * bits2;
+    uint32_t state[8];
+    for (int j = 0; j < 8; j++) {
+        int last = end_bit(8 * lane + j, bits2) - 1, i = last >> 5;
+        uint64_t pair = (uint64_t)__ldg(tile + (i ? i - 1 : n_words - 1)) << 32 | __ldg(tile + i);
+        state[j] = (uint32_t)(pair >> (31 - (last & 31))) & 0xffffu;
+    }
+    a[0] = any_pair(codebook, state[0], state[1]);
+    a[1] = any_pair(codebook, state[4], state[5]);
+    a[2] = any_pair(codebook, state[2], state[3]);
+    a[3] = any_pair(codebook, state[6], state[7]);
+}
+
+template <int KIND> static TD_DEVICE void step(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    if (KIND == TD_GPU_PLAIN)
+        td_mma_bf16(c, a, b0, b1);
+    else
+        td_mma_f16(c, a, b0, b1);
+}
+
+/* The A operands of tile columns column .. column + TILES - 1 at input tile kt. mcg4: `raw` are the lane's words. */
+template <int KIND, int TILES>
+static TD_DEVICE void operands(const product &p, const td_gpu_matrix &m, const uint32_t *raw, int kt, int column,
+                               uint32_t a[TILES][4])
+{
+    int lane = threadIdx.x % 32, columns = p.a.n / TD_EXL3_TILE;
+#pragma unroll
+    for (int c = 0; c < TILES; c++) {
+        if (KIND == TD_GPU_MCG4) {
+            decode_mcg4(raw[c], __shfl_sync(0xffffffffu, raw[c], (lane + 31) & 31), a[c]);
+        } else if (column + c >= columns) {
+            a[c][0] = a[c][1] = a[c][2] = a[c][3] = 0;
+        } else if (KIND == TD_GPU_EXL3 && m.bits2 == 8 &&
+                   m.codebook == TD_EXL3_MCG) { /* strips in a layer of several widths */
+            const uint32_t *words = (const uint32_t *)m.data +
+                                    ((size_t)((column + c) / 4) * (p.a.k / TD_EXL3_TILE) + kt) * 128 + (column + c) % 4;
+            decode_mcg4(__ldg(words + 4 * lane), __ldg(words + 4 * ((lane + 31) & 31)), a[c]);
+        } else if (KIND == TD_GPU_EXL3) {
+            decode_any((const uint32_t *)m.data + ((size_t)kt * columns + column + c) * 4 * m.bits2, m.bits2,
+                       m.codebook, a[c]);
+        } else {
+            uint4 v = td_load_stream(m.data + ((size_t)(column + c) * p.groups + kt / 4) * TD_BF16_GROUP +
+                                     kt % 4 * 512 + lane * 16);
+            a[c][0] = v.x;
+            a[c][1] = v.y;
+            a[c][2] = v.z;
+            a[c][3] = v.w;
+        }
+    }
+}
+
+/* The lane's mcg4 words of TILES tile columns at input tile kt; nothing for the other kinds. */
+template <int KIND, int TILES>
+static TD_DEVICE void load_words(const product &p, const td_gpu_matrix &m, int kt, int column, uint32_t raw[TILES])
+{
+    if (KIND != TD_GPU_MCG4) return;
+    const uint8_t *at = m.data + ((size_t)(column / 4) * (p.a.k / TD_EXL3_TILE) + kt) * 512 + threadIdx.x % 32 * 16;
+    if (TILES == 4) {
+        uint4 v = td_load_stream(at);
+        raw[0] = v.x;
+        raw[1] = v.y;
+        raw[TILES - 2] = v.z;
+        raw[TILES - 1] = v.w;
+    } else {
+        uint2 v = __ldg((const uint2 *)(at + column % 4 * 4));
+        raw[0] = v.x;
+        raw[1] = v.y;
+    }
+}
+
+/* NT: tiles of eight picks. Input tiles come in pairs, which share 16-byte loads of x. */
+template <int KIND> static __global__ void __launch_bounds__(32 * WARPS, 2) k_experts_few(product p)
+{
+    enum { NT = TD_ITEM_FEW / 8, TILES = STRIP / TD_EXL3_TILE };
+    __shared__ float red[WARPS][TD_ITEM_FEW][STRIP];
+    if ((int)blockIdx.z >= *p.a.n_items) return;
+    const td_item item = p.a.items[blockIdx.z];
+    const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int per_block = WARPS / p.slices, slice = warp % p.slices, strip = blockIdx.x * per_block + warp / p.slices;
+    int first = 2 * (p.groups * slice / p.slices), end = 2 * (p.groups * (slice + 1) / p.slices);
+    const td_bf16 *x = p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + g) * p.a.x_stride + 8 * t;
+    bool row0 = g<item.n, row1 = g + 8 < item.n, wide = item.n> 8, live = strip * STRIP < p.a.n;
+    int tiles = p.a.k / TD_EXL3_TILE;
+    float acc[TILES][NT][4];
+#pragma unroll
+    for (int i = 0; i < TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
+    uint32_t next[2][TILES];
+    for (int i = 0; i < 2 && live; i++)
+        if (KIND == TD_GPU_MCG4 && 2 * first + i < tiles)
+            load_words<KIND, TILES>(p, m, 2 * first + i, strip * TILES, next[i]);
+#pragma unroll 2
+    for (int pair = first; pair < end && live; pair++) {
+        uint32_t raw[2][TILES];
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; i++) raw[i / TILES][i % TILES] = next[i / TILES][i % TILES];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (pair + 1 < end && 2 * pair + 2 + i < tiles)
+                load_words<KIND, TILES>(p, m, 2 * pair + 2 + i, strip * TILES, next[i]);
+        uint4 b[NT] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
+        if (row0) b[0] = __ldg((const uint4 *)(x + 32 * pair));
+        if (row1) b[1] = __ldg((const uint4 *)(x + 8 * p.a.x_stride + 32 * pair));
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (2 * pair + i >= tiles) continue;
+            uint32_t a[TILES][4];
+            operands<KIND, TILES>(p, m, raw[i], 2 * pair + i, strip * TILES, a);
+#pragma unroll
+            for (int c = 0; c < TILES; c++) {
+                step<KIND>(acc[c][0], a[c], i ? b[0].z : b[0].x, i ? b[0].w : b[0].y);
+                if (wide) step<KIND>(acc[c][1], a[c], i ? b[1].z : b[1].x, i ? b[1].w : b[1].y);
+            }
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < TILES; c++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) red[warp][8 * nt + 2 * t + i % 2][16 * c + g + i / 2 * 8] = acc[c][nt][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < per_block * item.n * STRIP; i += 32 * WARPS) {
+        int o = i % STRIP, r = i / STRIP % item.n, q = i / STRIP / item.n,
+            out = (blockIdx.x * per_block + q) * STRIP + o;
+        if (out >= p.a.n) continue;
+        float sum = 0.0f;
+        for (int s = 0; s < p.slices; s++) sum += red[q * p.slices + s][r][o];
+        p.a.z[(size_t)(item.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] = sum;
+    }
+}
+
+/* Rows of x lie 128 bytes apart in a stage; odd rows have their halves exchanged (linear.cu). */
+static TD_DEVICE int piece_at(int row, int piece)
+{
+    return row * 128 + ((piece ^ (row & 1) * 4) * 16);
+}
+
+static TD_DEVICE void load_stage(const product &p, const td_item &item, int matrix, int group, unsigned char *to)
+{
+    const td_bf16 *x = p.a.x + matrix * p.a.x_matrix + (size_t)item.first * p.a.x_stride + group * 64;
+    for (int i = threadIdx.x; i < STAGE_BYTES / 16; i += 32 * WARPS) {
+        int row = i / 8, piece = i % 8;
+        bool valid = row < item.n;
+        td_copy_async(to + piece_at(row, piece), x + (valid ? (size_t)row * p.a.x_stride + piece * 8 : 0), valid);
+    }
+}
+
+template <int KIND> static __global__ void __launch_bounds__(32 * WARPS) k_experts_many(product p)
+{
+    enum { NT = TD_ITEM_MANY / 8, TILES = 2 };
+    __shared__ __align__(16) unsigned char stages[STAGES][STAGE_BYTES];
+    if ((int)blockIdx.z >= *p.a.n_items) return;
+    const td_item item = p.a.items[blockIdx.z];
+    const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int column = (blockIdx.x * WARPS + warp) * TILES, tiles = p.a.k / TD_EXL3_TILE, n_tiles = (item.n + 7) / 8;
+    bool live = column * TD_EXL3_TILE < p.a.n;
+    float acc[TILES][NT][4], total[TILES][NT][4];
+#pragma unroll
+    for (int i = 0; i < TILES * NT * 4; i++)
+        acc[i / (NT * 4)][i / 4 % NT][i % 4] = total[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < p.groups) load_stage(p, item, blockIdx.y, s, stages[s]);
+        td_copy_commit();
+    }
+    uint32_t next[4][TILES];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (live && i < tiles) load_words<KIND, TILES>(p, m, i, column, next[i]);
+    int slice = 0;
+    for (int group = 0; group < p.groups; group++) {
+        td_copy_wait<STAGES - 2>();
+        __syncthreads();
+        if (group + STAGES - 1 < p.groups)
+            load_stage(p, item, blockIdx.y, group + STAGES - 1, stages[(group + STAGES - 1) % STAGES]);
+        td_copy_commit();
+        const unsigned char *x = stages[group % STAGES];
+#pragma unroll
+        for (int half = 0; half < 2 && live; half++) {
+            uint32_t a[2][TILES][4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int kt = 4 * group + 2 * half + i;
+                if (kt < tiles)
+                    operands<KIND, TILES>(p, m, next[2 * half + i], kt, column, a[i]);
+                else
+                    for (int j = 0; j < TILES * 4; j++) a[i][j / 4][j % 4] = 0;
+                if (kt + 4 < tiles) load_words<KIND, TILES>(p, m, kt + 4, column, next[2 * half + i]);
+            }
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) {
+                if (nt >= n_tiles) continue;
+                uint4 b = *(const uint4 *)(x + piece_at(8 * nt + g, 4 * half + t));
+#pragma unroll
+                for (int c = 0; c < TILES; c++) {
+                    step<KIND>(acc[c][nt], a[0][c], b.x, b.y);
+                    step<KIND>(acc[c][nt], a[1][c], b.z, b.w);
+                }
+            }
+        }
+        if (group + 1 < p.groups * (slice + 1) / p.slices) continue;
+        slice++;
+#pragma unroll
+        for (int i = 0; i < TILES * NT * 4; i++) {
+            total[i / (NT * 4)][i / 4 % NT][i % 4] += acc[i / (NT * 4)][i / 4 % NT][i % 4];
+            acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < TILES * NT * 4; i++) {
+        int out = (column + i / (NT * 4)) * TD_EXL3_TILE + g + i / 2 % 2 * 8, r = i / 4 % NT * 8 + 2 * t + i % 2;
+        if (out < p.a.n && r < item.n)
+            p.a.z[(size_t)(item.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] =
+                total[i / (NT * 4)][i / 4 % NT][i % 4];
+    }
+}
+
+template <int KIND> static void launch(const td_cuda_dev *dev, const product &p)
+{
+    const td_grouped_args &a = p.a;
+    int outputs = a.many ? (int)MANY_OUT : WARPS / p.slices * STRIP;
+    dim3 grid(td_ceil_div((size_t)a.n, (size_t)outputs), (unsigned)a.n_matrices, (unsigned)a.items_cap);
+    if (a.many)
+        k_experts_many<KIND><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
+    else
+        k_experts_few<KIND><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
+}
+
+cudaError_t td_cuda_experts_init(void)
+{
+    return cudaSuccess; /* 32 KiB of shared memory at most: nothing to ask for */
+}
+
+td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a)
+{
+    product p = { *a, slices_of(a->k), td_groups(a->k) };
+    switch (a->kind) {
+    case TD_GPU_MCG4: launch<TD_GPU_MCG4>(dev, p); break;
+    case TD_GPU_EXL3: launch<TD_GPU_EXL3>(dev, p); break;
+    default: launch<TD_GPU_PLAIN>(dev, p); break;
+    }
+    return td_cuda_launched(dev, "experts");
+}

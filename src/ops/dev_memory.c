@@ -1,0 +1,83 @@
+/* A device's memory and graphs: every call goes to the backend's table (ops/dev_impl.h). */
+#include "ops/dev_impl.h"
+
+td_status td_dev_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err)
+{
+    return dev->calls->alloc(dev, n_bytes, out, err);
+}
+
+void td_dev_free(td_dev *dev, void *memory, size_t n_bytes)
+{
+    dev->calls->free(dev, memory, n_bytes);
+}
+
+td_status td_dev_host_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err)
+{
+    return dev->calls->host_alloc(dev, n_bytes, out, err);
+}
+
+void td_dev_host_free(td_dev *dev, void *memory, size_t n_bytes)
+{
+    dev->calls->host_free(dev, memory, n_bytes);
+}
+
+td_status td_dev_upload(td_dev *dev, void *dst, const void *src, size_t n_bytes)
+{
+    return n_bytes ? dev->calls->upload(dev, dst, src, n_bytes) : TD_OK;
+}
+
+td_status td_dev_download(td_dev *dev, void *dst, const void *src, size_t n_bytes)
+{
+    return n_bytes ? dev->calls->download(dev, dst, src, n_bytes) : TD_OK;
+}
+
+td_status td_dev_copy(td_dev *dev, void *dst, const void *src, size_t n_bytes)
+{
+    return n_bytes ? dev->calls->copy(dev, dst, src, n_bytes) : TD_OK;
+}
+
+td_status td_dev_fill(td_dev *dev, void *dst, int byte, size_t n_bytes)
+{
+    return n_bytes ? dev->calls->fill(dev, dst, byte, n_bytes) : TD_OK;
+}
+
+td_status td_dev_sync(td_dev *dev, td_error *err)
+{
+    return dev->calls->sync(dev, err);
+}
+
+td_status td_dev_capture_begin(td_dev *dev)
+{
+    return dev->calls->capture_begin(dev);
+}
+
+td_status td_dev_capture_end(td_dev *dev, td_graph **out, td_error *err)
+{
+    return dev->calls->capture_end(dev, out, err);
+}
+
+td_status td_dev_graph_launch(td_dev *dev, td_graph *graph)
+{
+    return dev->calls->graph_launch(dev, graph);
+}
+
+void td_dev_graph_destroy(td_dev *dev, td_graph *graph)
+{
+    if (graph) dev->calls->graph_destroy(dev, graph);
+}
+
+#ifndef TD_WITH_CUDA
+td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err)
+{
+    (void)limits;
+    (void)out;
+    return td_fail(err, TD_EUNSUPPORTED,
+                   "CUDA device %d: this build has no CUDA operations (configure with -DTD_CUDA=ON)", index);
+}
+
+size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits)
+{
+    (void)limits;
+    return 0;
+}
+#endif

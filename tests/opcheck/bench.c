@@ -1,0 +1,524 @@
+/* Time of the hot operations at the real model's shapes (one rank of two), as recordings of many calls over rotating
+ * buffers, so that neither launch gaps nor the caches enter. Bytes are those that must move; the ratio is to the
+ * measured copy. */
+#include "opcheck.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { DIM = 4096, HEADS = 32, EXPERTS = 288, TOP_K = 8, WIDTH = 1024, INDEX_HEADS = 32, TOP = 512, NOISE = 64 << 20 };
+
+typedef struct bench {
+    oc_ctx *oc;
+    td_dev *dev;
+    const td_ops *ops;
+    void *noise; /* NOISE random bytes on the device */
+    double copy_gb_s;
+    void *memory[64]; /* of the current benchmark */
+    int n_memory;
+} bench;
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
+}
+
+static void must(bench *b, td_status status, const char *what)
+{
+    td_error err = { 0 };
+    if (status == TD_OK && td_dev_sync(b->dev, &err) == TD_OK) return;
+    printf("bench: %s: %s %s\n", what, td_status_text(status), err.text);
+    exit(2);
+}
+
+static void *take(bench *b, size_t n_bytes)
+{
+    td_error err = { 0 };
+    void *memory = NULL;
+    td_check(b->n_memory < 64);
+    if (td_dev_alloc(b->dev, n_bytes, &memory, &err) != TD_OK) {
+        printf("bench: %s\n", err.text);
+        exit(2);
+    }
+    b->memory[b->n_memory++] = memory;
+    return memory;
+}
+
+static void *zeros(bench *b, size_t n_bytes)
+{
+    void *memory = take(b, n_bytes);
+    must(b, td_dev_fill(b->dev, memory, 0, n_bytes), "fill");
+    return memory;
+}
+
+/* Random bits: packed words. */
+static void *noise(bench *b, size_t n_bytes)
+{
+    unsigned char *memory = (unsigned char *)take(b, n_bytes);
+    for (size_t at = 0; at < n_bytes; at += NOISE)
+        td_dev_copy(b->dev, memory + at, b->noise, n_bytes - at < NOISE ? n_bytes - at : NOISE);
+    must(b, TD_OK, "noise");
+    return memory;
+}
+
+static void *host_copy(bench *b, const void *src, size_t n_bytes)
+{
+    void *memory = take(b, n_bytes);
+    must(b, td_dev_upload(b->dev, memory, src, n_bytes), "upload");
+    return memory;
+}
+
+static td_act *acts(bench *b, size_t n, float scale)
+{
+    td_bf16 *host = oc_host_bf16(b->oc, n < 1 << 22 ? n : 1 << 22, scale);
+    unsigned char *memory = (unsigned char *)take(b, n * 2);
+    for (size_t at = 0; at < n; at += 1 << 22)
+        td_dev_upload(b->dev, memory + 2 * at, host, 2 * (n - at < 1 << 22 ? n - at : 1 << 22));
+    free(host);
+    return (td_act *)(void *)memory;
+}
+
+static float *floats(bench *b, size_t n, float mean, float scale)
+{
+    float *host = (float *)malloc(n * sizeof *host);
+    for (size_t i = 0; i < n; i++) host[i] = mean + scale * oc_uniform(b->oc);
+    float *memory = (float *)host_copy(b, host, n * sizeof *host);
+    free(host);
+    return memory;
+}
+
+static void give_back(bench *b)
+{
+    for (int i = 0; i < b->n_memory; i++) td_dev_free(b->dev, b->memory[i], 0);
+    b->n_memory = 0;
+}
+
+typedef td_status call_fn(bench *b, void *job, int turn);
+
+/* Median of five replays of `calls` calls, in microseconds a call. */
+static double measure(bench *b, call_fn *call, void *job, int calls)
+{
+    td_graph *graph = NULL;
+    td_error err = { 0 };
+    double us[5];
+    must(b, call(b, job, 0), "the operation");
+    td_status status = td_dev_capture_begin(b->dev);
+    for (int i = 0; i < calls && status == TD_OK; i++) status = call(b, job, i);
+    if (td_dev_capture_end(b->dev, &graph, &err) != TD_OK || status != TD_OK) {
+        printf("bench: recording: %s %s\n", td_status_text(status), err.text);
+        exit(2);
+    }
+    td_dev_graph_launch(b->dev, graph);
+    must(b, TD_OK, "replay");
+    for (int i = 0; i < 5; i++) {
+        double start = now_us();
+        td_dev_graph_launch(b->dev, graph);
+        must(b, TD_OK, "replay");
+        us[i] = (now_us() - start) / calls;
+    }
+    td_dev_graph_destroy(b->dev, graph);
+    for (int i = 1; i < 5; i++)
+        for (int j = i; j > 0 && us[j] < us[j - 1]; j--) {
+            double t = us[j];
+            us[j] = us[j - 1];
+            us[j - 1] = t;
+        }
+    return us[2];
+}
+
+static void report(bench *b, const char *name, int rows, double us, double bytes, double flops)
+{
+    double gb_s = bytes / us * 1e-3;
+    if (b->oc->json)
+        printf("{\"bench\":\"%s\",\"rows\":%d,\"us\":%.2f,\"gb_s\":%.1f,\"of_copy\":%.3f,\"tflops\":%.2f}\n", name,
+               rows, us, gb_s, gb_s / b->copy_gb_s, flops / us * 1e-6);
+    else
+        printf("%-34s %5d rows %10.2f us %8.0f GB/s %6.1f %% of copy %8.1f TFLOP/s\n", name, rows, us, gb_s,
+               100.0 * gb_s / b->copy_gb_s, flops / us * 1e-6);
+    fflush(stdout);
+}
+
+/* ---- copy ---- */
+
+typedef struct copy_job {
+    void *to, *from;
+    size_t n_bytes;
+} copy_job;
+
+static td_status call_copy(bench *b, void *job, int turn)
+{
+    const copy_job *j = (const copy_job *)job;
+    (void)turn;
+    return td_dev_copy(b->dev, j->to, j->from, j->n_bytes);
+}
+
+static void bench_copy(bench *b)
+{
+    copy_job j = { .n_bytes = (size_t)2 << 30 };
+    j.from = noise(b, j.n_bytes);
+    j.to = noise(b, j.n_bytes);
+    double us = measure(b, call_copy, &j, 4);
+    b->copy_gb_s = 2.0 * (double)j.n_bytes / us * 1e-3;
+    report(b, "copy, read + written", 0, us, 2.0 * (double)j.n_bytes, 0.0);
+    give_back(b);
+}
+
+/* ---- linear ---- */
+
+typedef struct linear_job {
+    td_weight w[16];
+    int n_w, rows;
+    td_act *x, *y;
+} linear_job;
+
+static td_status call_linear(bench *b, void *job, int turn)
+{
+    linear_job *j = (linear_job *)job;
+    const td_weight *w = &j->w[turn % j->n_w];
+    td_linear_args a = {
+        .n_rows = j->rows, .w = w, .x = j->x, .x_stride = (size_t)w->in, .y_act = j->y, .y_stride = (size_t)w->out
+    };
+    return b->ops->linear(b->dev, &a);
+}
+
+static void bench_linear(bench *b, const char *name, td_format format, int out, int in, const int *rows, int n_rows)
+{
+    linear_job j = { .n_w = 0 };
+    size_t n_bytes = b->ops->weight_bytes(format, out, in);
+    td_bf16 *host = oc_host_bf16(b->oc, 256 * (size_t)in, 0.03f);
+    td_weight first = { format, 256, in, take(b, b->ops->weight_bytes(format, 256, in)) };
+    must(b, b->ops->weight_fill(b->dev, &first, 0, 256, host, (size_t)in, 0), "weight_fill");
+    size_t part = b->ops->weight_bytes(format, 256, in);
+    for (size_t all = 0; (all < (size_t)300 << 20 && j.n_w < 16) || !j.n_w; all += n_bytes) {
+        unsigned char *data = (unsigned char *)take(b, n_bytes);
+        for (size_t at = 0; at < n_bytes; at += part)
+            td_dev_copy(b->dev, data + at, first.data, n_bytes - at < part ? n_bytes - at : part);
+        j.w[j.n_w++] = (td_weight){ format, out, in, data };
+    }
+    j.x = acts(b, 2048 * (size_t)in, 1.0f);
+    j.y = (td_act *)take(b, 2048 * (size_t)out * 2);
+    for (int i = 0; i < n_rows; i++) {
+        j.rows = rows[i];
+        double us = measure(b, call_linear, &j, rows[i] > 256 ? 8 : 64);
+        report(b, name, rows[i], us, (double)n_bytes + 2.0 * rows[i] * (in + out), 2.0 * rows[i] * (double)in * out);
+    }
+    free(host);
+    give_back(b);
+}
+
+/* ---- experts ---- */
+
+typedef struct experts_job {
+    td_experts e;
+    td_exl3 views[3][EXPERTS];
+    int rows;
+    td_act *x;
+    int32_t *ids;
+    float *weights, *y;
+} experts_job;
+
+static td_status call_experts(bench *b, void *job, int turn)
+{
+    experts_job *j = (experts_job *)job;
+    size_t shift = j->rows > 64 ? 0 : (size_t)(turn % 32) * 64; /* other rows, so other experts */
+    td_experts_args a = { .n_rows = j->rows,
+                          .top_k = TOP_K,
+                          .limit = 10.0f,
+                          .experts = &j->e,
+                          .x = j->x,
+                          .ids = j->ids + shift * TOP_K,
+                          .weights = j->weights,
+                          .y = j->y };
+    return b->ops->experts(b->dev, &a);
+}
+
+static void bench_experts(bench *b)
+{
+    static const int rows[] = { 1, 2, 4, 8, 16, 32, 64, 512, 2048 };
+    experts_job *j = (experts_job *)calloc(1, sizeof *j);
+    for (int m = 0; m < 3; m++) {
+        int k = m == 2 ? WIDTH : DIM, n = m == 2 ? DIM : WIDTH;
+        size_t one = td_exl3_bytes(k, n, 8), trellis = td_exl3_trellis_bytes(k, n, 8);
+        unsigned char *data = (unsigned char *)noise(b, EXPERTS * one);
+        td_f16 *scales = (td_f16 *)malloc(one - trellis);
+        for (size_t i = 0; i < (one - trellis) / 2; i++) scales[i] = td_f32_f16((oc_below(b->oc, 2) ? 0.1f : -0.1f));
+        for (int e = 0; e < EXPERTS; e++) {
+            unsigned char *at = data + (size_t)e * one;
+            td_dev_upload(b->dev, at + trellis, scales, one - trellis);
+            j->views[m][e] = (td_exl3){ k,
+                                        n,
+                                        8,
+                                        TD_EXL3_MCG,
+                                        (const uint16_t *)(void *)at,
+                                        (const td_f16 *)(void *)(at + trellis),
+                                        (const td_f16 *)(void *)(at + trellis) + k };
+        }
+        free(scales);
+    }
+    j->e = (td_experts){ EXPERTS, DIM, WIDTH, true, j->views[0], j->views[1], j->views[2], NULL, NULL, NULL, NULL };
+    j->e.table = take(b, b->ops->experts_table_bytes(&j->e));
+    must(b, b->ops->experts_table_fill(b->dev, &j->e), "table");
+    j->x = acts(b, 2048 * (size_t)DIM, 1.0f);
+    int32_t *ids = (int32_t *)malloc(2112 * TOP_K * 4);
+    for (int r = 0; r < 2112; r++) /* distinct experts of a row */
+        for (int i = 0; i < TOP_K; i++) ids[r * TOP_K + i] = (oc_below(b->oc, EXPERTS / TOP_K)) * TOP_K + i;
+    j->ids = (int32_t *)host_copy(b, ids, 2112 * TOP_K * 4);
+    j->weights = floats(b, 2048 * TOP_K, 0.3f, 0.1f);
+    j->y = (float *)take(b, 2048 * (size_t)DIM * 4);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        double distinct = 0.0;
+        int sets = rows[i] > 64 ? 1 : 32;
+        for (int s = 0; s < sets; s++) {
+            bool seen[EXPERTS] = { false };
+            for (int p = 0; p < rows[i] * TOP_K; p++) {
+                int id = ids[(s * 64) * TOP_K + p];
+                distinct += !seen[id];
+                seen[id] = true;
+            }
+        }
+        distinct /= sets;
+        j->rows = rows[i];
+        double us = measure(b, call_experts, j, rows[i] > 64 ? 4 : 32), matrix = (double)DIM * WIDTH;
+        report(b, "experts mcg 4 bit", rows[i], us, distinct * 1.5 * matrix, 2.0 * rows[i] * TOP_K * 3.0 * matrix);
+    }
+    free(ids);
+    free(j);
+    give_back(b);
+}
+
+/* ---- windows ---- */
+
+static td_window make_window(bench *b, const td_segment *segment, td_segment *host)
+{
+    int rows = segment->n_rows;
+    int32_t *t = (int32_t *)calloc(3 * (size_t)rows, 4);
+    for (int r = 0; r < rows; r++) t[rows + r] = segment->pos + r;
+    *host = *segment;
+    const int32_t *d = (const int32_t *)host_copy(b, t, 3 * (size_t)rows * 4);
+    free(t);
+    return (td_window){ .n_rows = rows,
+                        .n_segments = 1,
+                        .ids = d,
+                        .pos = d + rows,
+                        .seg = d + 2 * rows,
+                        .segments = (const td_segment *)host_copy(b, host, sizeof *host),
+                        .host_segments = host,
+                        .host_pos_max = (int64_t)segment->pos + rows - 1 };
+}
+
+typedef struct kda_job {
+    td_window w[16];
+    td_segment host[16];
+    td_kda_args a;
+} kda_job;
+
+static td_status call_kda(bench *b, void *job, int turn)
+{
+    kda_job *j = (kda_job *)job;
+    j->a.window = &j->w[turn % 16];
+    return b->ops->kda(b->dev, &j->a);
+}
+
+static void bench_kda(bench *b, int rows, bool chunked)
+{
+    kda_job j = { .a = { .n_heads = HEADS, .rms_eps = 1e-5f, .lower_bound = -5.0f } };
+    size_t w = HEADS * TD_HEAD, stride = 3 * w + HEADS, n = (size_t)rows;
+    for (int i = 0; i < 16; i++)
+        j.w[i] = make_window(b, &(td_segment){ .n_rows = rows, .slot = i, .chunked = chunked }, &j.host[i]);
+    j.a.w = (td_kda_weights){ floats(b, 3 * w * 4, 0.0f, 0.5f), floats(b, HEADS, 1.0f, 0.5f), floats(b, w, -2.0f, 2.0f),
+                              floats(b, TD_HEAD, 1.0f, 0.1f) };
+    j.a.state = (td_kda_state){ (float *)zeros(b, 32 * w * TD_HEAD * 4), (td_act *)zeros(b, 32 * 9 * w * 2) };
+    if (!chunked)
+        j.a.saved =
+            (td_kda_saved){ (float *)take(b, 64 * w * 4), (float *)take(b, 64 * w * 4), (float *)take(b, 64 * w * 4),
+                            (float *)take(b, 64 * HEADS * 4), (td_act *)take(b, 64 * 3 * w * 2) };
+    td_act *proj = acts(b, n * stride, 1.0f);
+    j.a.proj = proj;
+    j.a.proj_stride = j.a.beta_stride = stride;
+    j.a.beta_raw = td_act_at(b->dev, proj, 3 * w);
+    j.a.f = acts(b, n * w, 1.0f);
+    j.a.gate = acts(b, n * w, 1.0f);
+    j.a.f_stride = j.a.gate_stride = w;
+    j.a.y = (td_act *)take(b, n * w * 2);
+    double us = measure(b, call_kda, &j, rows > 64 ? 4 : 64);
+    report(b, chunked ? "kda chunked" : "kda row by row", rows, us,
+           2.0 * (double)w * TD_HEAD * 4 + (double)n * (double)w * 12, chunked ? (double)n * HEADS * 147456.0 : 0.0);
+    give_back(b);
+}
+
+typedef struct dsa_job {
+    td_window w;
+    td_segment host;
+    td_dsa_cache cache;
+    td_dsa_select_args select;
+    td_dsa_attend_args attend;
+} dsa_job;
+
+static td_status call_select(bench *b, void *job, int turn)
+{
+    (void)turn;
+    return b->ops->dsa_select(b->dev, &((dsa_job *)job)->select);
+}
+
+static td_status call_attend(bench *b, void *job, int turn)
+{
+    (void)turn;
+    return b->ops->dsa_attend(b->dev, &((dsa_job *)job)->attend);
+}
+
+static void bench_dsa(bench *b, int rows, int64_t context, bool attend)
+{
+    dsa_job j = { .host = { 0 } };
+    size_t n = (size_t)rows, blocks = (size_t)(context / TD_BLOCK) + 6, pools = blocks * 128;
+    int32_t *table = (int32_t *)malloc(blocks * 4);
+    for (size_t i = 0; i < blocks; i++) table[i] = (int32_t)i;
+    j.w = make_window(b, &(td_segment){ .n_rows = rows, .pos = (int32_t)(context - rows) }, &j.host);
+    j.cache = (td_dsa_cache){ .format = TD_KV_FP8,
+                              .ring_rows = 2200,
+                              .blocks = (const int32_t *)host_copy(b, table, blocks * 4),
+                              .blocks_cap = (int)blocks,
+                              .kv_lora = 512 };
+    uint8_t *host = (uint8_t *)malloc(4096 * 528);
+    for (size_t i = 0; i < 4096 * 528; i++) host[i] = td_f32_e4m3(100.0f * oc_uniform(b->oc));
+    size_t width = attend ? 528 : 144, plane = (attend ? blocks * TD_BLOCK : pools) * width;
+    float scale = 0x1p-7f;
+    for (size_t r = 0; r < 4096; r++) memcpy(host + r * width + width - 16, &scale, 4);
+    unsigned char *data = (unsigned char *)take(b, plane);
+    for (size_t at = 0; at < plane; at += 4096 * width)
+        td_dev_upload(b->dev, data + at, host, plane - at < 4096 * width ? plane - at : 4096 * width);
+    j.cache.pools = j.cache.latents = data;
+    int32_t *count = (int32_t *)take(b, n * 4), *list = (int32_t *)take(b, n * TOP * 4);
+    char name[48];
+    if (!attend) {
+        j.select = (td_dsa_select_args){ &j.w,
+                                         j.cache,
+                                         INDEX_HEADS,
+                                         TOP,
+                                         acts(b, n * INDEX_HEADS * TD_HEAD, 1.0f),
+                                         floats(b, n * INDEX_HEADS, 0.0f, 1.0f),
+                                         count,
+                                         list };
+        snprintf(name, sizeof name, "dsa_select at %lld k", (long long)context >> 10);
+        double us = measure(b, call_select, &j, rows > 64 ? 1 : 20);
+        report(b, name, rows, us, (double)context / 4 * 144, 2.0 * rows * (double)context / 4 * INDEX_HEADS * TD_HEAD);
+    } else {
+        int32_t *chosen = (int32_t *)malloc(n * TOP * 4), *counts = (int32_t *)malloc(n * 4);
+        for (size_t r = 0; r < n; r++) {
+            counts[r] = context / 4 > TOP + 512 ? TOP : -1;
+            for (int i = 0; i < TOP; i++)
+                chosen[r * TOP + (size_t)i] =
+                    (int32_t)(((context - rows) / 4 / TOP) * i + oc_below(b->oc, (int)((context - rows) / 4 / TOP)));
+        }
+        td_dev_upload(b->dev, count, counts, n * 4);
+        td_dev_upload(b->dev, list, chosen, n * TOP * 4);
+        free(chosen);
+        free(counts);
+        td_kv_b kv = { HEADS, 256, 256, 512, take(b, b->ops->kv_b_bytes(b->dev, HEADS, 256, 256, 512)) };
+        td_bf16 *w = oc_host_bf16(b->oc, (size_t)HEADS * 512 * 512, 0.05f);
+        must(b, b->ops->kv_b_fill(b->dev, &kv, w), "kv_b");
+        free(w);
+        j.attend = (td_dsa_attend_args){ &j.w,        j.cache,
+                                         kv,          0.0625f,
+                                         TOP,         count,
+                                         list,        acts(b, n * HEADS * 256, 1.0f),
+                                         HEADS * 256, (td_act *)take(b, n * HEADS * 256 * 2) };
+        snprintf(name, sizeof name, "dsa_attend at %lld k", (long long)context >> 10);
+        double us = measure(b, call_attend, &j, rows > 64 ? 2 : 20);
+        report(b, name, rows, us, HEADS * 512.0 * 512 * 2 + (double)n * 2051 * 528,
+               2.0 * rows * (HEADS * 512.0 * 512 + HEADS * 2051.0 * 512 * 2));
+    }
+    free(host);
+    free(table);
+    give_back(b);
+}
+
+/* ---- hyper, router ---- */
+
+typedef struct hyper_job {
+    td_hyper_args a;
+    td_router_args r;
+    float *fn[8];
+} hyper_job;
+
+static td_status call_hyper(bench *b, void *job, int turn)
+{
+    hyper_job *j = (hyper_job *)job;
+    j->a.fn = j->fn[turn % 8];
+    return b->ops->hyper(b->dev, &j->a);
+}
+
+static td_status call_router(bench *b, void *job, int turn)
+{
+    (void)turn;
+    return b->ops->router(b->dev, &((hyper_job *)job)->r);
+}
+
+static void bench_rows(bench *b, int rows)
+{
+    size_t n = (size_t)rows;
+    hyper_job j = { .a = { .n_rows = rows, .dim = DIM, .rms_eps = 1e-5f, .hc_eps = 1e-6f, .iters = 20 } };
+    for (int i = 0; i < 8; i++) j.fn[i] = floats(b, 24 * 4 * (size_t)DIM, 0.0f, 0.02f);
+    j.a.partials = floats(b, 2 * n * DIM, 0.0f, 1.0f);
+    j.a.base = floats(b, 24, 0.0f, 1.0f);
+    j.a.scale = floats(b, 3, 1.0f, 0.1f);
+    j.a.norm = floats(b, DIM, 1.0f, 0.1f);
+    j.a.x = acts(b, n * 4 * DIM, 1.0f);
+    j.a.post = floats(b, n * 4, 0.5f, 0.1f);
+    j.a.comb = floats(b, n * 16, 0.25f, 0.0f);
+    j.a.n = (td_act *)take(b, n * DIM * 2);
+    report(b, "hyper", rows, measure(b, call_hyper, &j, rows > 64 ? 8 : 64),
+           24.0 * 4 * DIM * 4 + (double)n * DIM * (16 + 8 + 2), 0.0);
+    td_bf16 *host = oc_host_bf16(b->oc, EXPERTS * (size_t)DIM, 0.02f);
+    td_weight w = { TD_W_BF16, EXPERTS, DIM, take(b, b->ops->weight_bytes(TD_W_BF16, EXPERTS, DIM)) };
+    must(b, b->ops->weight_fill(b->dev, &w, 0, EXPERTS, host, DIM, 0), "router");
+    free(host);
+    j.r = (td_router_args){ rows,
+                            DIM,
+                            EXPERTS,
+                            TOP_K,
+                            true,
+                            2.5f,
+                            j.a.x,
+                            &w,
+                            floats(b, EXPERTS, 7.0f, 0.05f),
+                            (int32_t *)take(b, n * TOP_K * 4),
+                            (float *)take(b, n * TOP_K * 4) };
+    report(b, "router (weights cached)", rows, measure(b, call_router, &j, rows > 64 ? 8 : 64), EXPERTS * 2.0 * DIM,
+           0.0);
+    give_back(b);
+}
+
+void oc_bench(oc_ctx *oc)
+{
+    static const int few[] = { 1, 2, 4, 8, 16, 32, 64, 2048 }, head[] = { 1, 8, 32 };
+    bench b = { .oc = oc, .dev = oc->dev[OC_GPU], .ops = &oc->ops[OC_GPU] };
+    uint64_t *bits = (uint64_t *)malloc(NOISE);
+    for (size_t i = 0; i < NOISE / 8; i++) bits[i] = oc_rand(oc);
+    b.noise = host_copy(&b, bits, NOISE);
+    b.n_memory = 0; /* kept to the end */
+    free(bits);
+    bench_copy(&b);
+    bench_linear(&b, "linear q4 [12576][4096]", TD_W_Q4, 12576, 4096, few, 8);
+    bench_linear(&b, "linear q4 [4096][4096]", TD_W_Q4, 4096, 4096, few, 8);
+    bench_linear(&b, "linear q4 [4096][1024]", TD_W_Q4, 4096, 1024, few, 4);
+    bench_linear(&b, "linear bf16 [4096][4096]", TD_W_BF16, 4096, 4096, few, 8);
+    bench_linear(&b, "linear fp8 [77440][4096]", TD_W_FP8, 77440, 4096, head, 3);
+    bench_experts(&b);
+    for (int i = 0; i < 4; i++) bench_kda(&b, 1 << (2 * i), false);
+    bench_kda(&b, 2048, true);
+    for (int i = 0; i < 3; i++) {
+        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 8192, false);
+        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 131072, false);
+        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 1 << 20, false);
+        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 131072, true);
+    }
+    bench_rows(&b, 1);
+    bench_rows(&b, 8);
+    bench_rows(&b, 2048);
+    td_dev_free(b.dev, b.noise, NOISE);
+}

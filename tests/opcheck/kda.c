@@ -1,0 +1,254 @@
+/* kda in both forms, and its replay. GPU against GPU: a window of n rows == n windows of a row; a replay == the serial
+ * state; a prompt in one window == the same prompt cut on the grid. */
+#include "opcheck.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLOTS = 5, ROWS_CAP = 420 };
+
+typedef struct layer {
+    int heads;
+    size_t width, proj_stride;
+    oc_buf *conv_w, *neg_a, *dt_bias, *o_norm;
+    oc_buf *state, *conv, *state0, *conv0; /* and as before */
+    oc_buf *proj, *f, *gate, *y;
+    oc_buf *saved[5];
+} layer;
+
+static layer make(oc_ctx *oc, int heads)
+{
+    layer l = { .heads = heads, .width = (size_t)heads * TD_HEAD };
+    size_t h = (size_t)heads, w = l.width, state = SLOTS * 2 * w * TD_HEAD, conv = SLOTS * 2 * 3 * 3 * w;
+    l.proj_stride = 3 * w + h + 1;
+    l.conv_w = oc_floats(oc, "conv", 3 * w * TD_CONV, 0.0f, 0.7f);
+    l.neg_a = oc_floats(oc, "neg_a", h, 1.5f, 1.0f);
+    l.dt_bias = oc_floats(oc, "dt_bias", w, -2.0f, 3.0f);
+    l.o_norm = oc_floats(oc, "o_norm", TD_HEAD, 1.0f, 0.3f);
+    l.state = oc_floats(oc, "state", state, 0.0f, 0.1f);
+    l.conv = oc_acts(oc, "conv rows", conv, 1.0f);
+    l.state0 = oc_new(oc, "state0", state * sizeof(float));
+    l.conv0 = oc_new(oc, "conv0", conv * sizeof(td_bf16));
+    memcpy(l.state0->cpu, l.state->cpu, l.state0->n_bytes);
+    memcpy(l.conv0->cpu, l.conv->cpu, l.conv0->n_bytes);
+    l.proj = oc_acts(oc, "proj", ROWS_CAP * l.proj_stride, 1.0f);
+    l.f = oc_acts(oc, "f", ROWS_CAP * w, 2.0f);
+    l.gate = oc_acts(oc, "gate", ROWS_CAP * w, 2.0f);
+    l.y = oc_new(oc, "y", ROWS_CAP * w * sizeof(td_bf16));
+    for (int i = 0; i < 5; i++)
+        l.saved[i] = oc_new(oc, "saved", TD_WINDOW_MAX * (i < 3 ? w * 4 : i == 3 ? h * 4 : 3 * w * 2));
+    return l;
+}
+
+static void restore(oc_ctx *oc, const layer *l)
+{
+    memcpy(l->state->cpu, l->state0->cpu, l->state->n_bytes);
+    memcpy(l->conv->cpu, l->conv0->cpu, l->conv->n_bytes);
+    oc_push(oc, l->state);
+    oc_push(oc, l->conv);
+    oc_poison(oc, l->y);
+    for (int i = 0; i < 5; i++) oc_poison(oc, l->saved[i]);
+}
+
+static td_kda_saved saved_of(const layer *l, int side)
+{
+    return (td_kda_saved){ (float *)oc_at(l->saved[0], side), (float *)oc_at(l->saved[1], side),
+                           (float *)oc_at(l->saved[2], side), (float *)oc_at(l->saved[3], side),
+                           (td_act *)oc_at(l->saved[4], side) };
+}
+
+static td_kda_state state_of(const layer *l, int side)
+{
+    return (td_kda_state){ (float *)oc_at(l->state, side), (td_act *)oc_at(l->conv, side) };
+}
+
+/* row0: of proj, f, gate, y. */
+static td_status run(oc_ctx *oc, int side, const layer *l, const oc_window *w, int row0, bool keep)
+{
+    size_t r = (size_t)row0;
+    td_dev *dev = oc->dev[side];
+    const td_act *proj = td_act_at(dev, (const td_act *)oc_at(l->proj, side), r * l->proj_stride);
+    td_kda_args a = { .window = &w->w[side],
+                      .n_heads = l->heads,
+                      .rms_eps = 1e-5f,
+                      .lower_bound = -5.0f,
+                      .w = { (const float *)oc_at(l->conv_w, side), (const float *)oc_at(l->neg_a, side),
+                             (const float *)oc_at(l->dt_bias, side), (const float *)oc_at(l->o_norm, side) },
+                      .state = state_of(l, side),
+                      .proj = proj,
+                      .proj_stride = l->proj_stride,
+                      .beta_raw = td_act_at(dev, proj, 3 * l->width),
+                      .beta_stride = l->proj_stride,
+                      .f = td_act_at(dev, (const td_act *)oc_at(l->f, side), r * l->width),
+                      .f_stride = l->width,
+                      .gate = td_act_at(dev, (const td_act *)oc_at(l->gate, side), r * l->width),
+                      .gate_stride = l->width,
+                      .y = td_act_at(dev, (const td_act *)oc_at(l->y, side), r * l->width) };
+    if (keep) a.saved = saved_of(l, side);
+    return oc->ops[side].kda(dev, &a);
+}
+
+static void compare(oc_ctx *oc, const layer *l, int rows)
+{
+    oc_near_act(oc, l->y, (size_t)rows * l->width, 2e-3);
+    oc_near_f32(oc, l->state, l->state->n_bytes / sizeof(float), 1e-5);
+    oc_same(oc, l->conv);
+}
+
+/* State and convolution rows of a slot's parity, GPU. */
+static unsigned char *slot_bytes(oc_ctx *oc, const layer *l, int slot, int parity, size_t *n_bytes)
+{
+    size_t state = l->width * TD_HEAD * 4, conv = 9 * l->width * 2, at = 2 * (size_t)slot + (size_t)parity;
+    unsigned char *out = (unsigned char *)malloc(state + conv), *s = (unsigned char *)oc_pull(oc, l->state),
+                  *c = (unsigned char *)oc_pull(oc, l->conv);
+    memcpy(out, s + at * state, state);
+    memcpy(out + state, c + at * conv, conv);
+    free(s);
+    free(c);
+    *n_bytes = state + conv;
+    return out;
+}
+
+/* One segment's rows from row0 of the buffers, in windows of `cuts` rows; returns the final parity. */
+static int feed(oc_ctx *oc, const layer *l, int slot, int pos, int parity, bool chunked, int row0, const int *cuts,
+                int n_cuts)
+{
+    for (int i = 0; i < n_cuts; i++) {
+        oc_window w;
+        td_segment s = { .n_rows = cuts[i], .pos = pos, .slot = slot, .parity = parity, .chunked = chunked };
+        oc_make_window(oc, &w, &s, 1);
+        oc_ran(oc, TD_OK, run(oc, OC_GPU, l, &w, row0, false));
+        pos += cuts[i];
+        row0 += cuts[i];
+        parity ^= 1;
+    }
+    return parity;
+}
+
+static void check_serial(oc_ctx *oc, int heads, int rows)
+{
+    oc_case(oc, "%d heads, a window of %d rows", heads, rows);
+    layer l = make(oc, heads);
+    oc_window w;
+    int other = rows > 3 ? 3 : 1;
+    td_segment segments[3] = { { .n_rows = rows, .pos = 77, .slot = 3, .parity = 1 },
+                               { .n_rows = 0, .slot = 1 },
+                               { .n_rows = rows + other <= TD_WINDOW_MAX ? other : 0, .pos = 5, .slot = 0 } };
+    oc_make_window(oc, &w, segments, 3);
+    oc_ran(oc, run(oc, OC_CPU, &l, &w, 0, true), run(oc, OC_GPU, &l, &w, 0, true));
+    compare(oc, &l, w.w[0].n_rows);
+    for (int i = 0; i < 4; i++) oc_near_f32(oc, l.saved[i], l.saved[i]->n_bytes / 4, 1e-5);
+    oc_same(oc, l.saved[4]);
+
+    size_t n_bytes;
+    unsigned char *state = slot_bytes(oc, &l, 3, 0, &n_bytes), *y = (unsigned char *)oc_pull(oc, l.y);
+    /* commit of some rows: a replay from what the window saved */
+    int keep = rows > 1 ? 1 + oc_below(oc, rows - 1) : 0;
+    int32_t keeps[3] = { keep, 0, segments[2].n_rows };
+    unsigned char *replayed = NULL;
+    if (keep) {
+        oc_buf *k = oc_ints(oc, "keep", keeps, 3);
+        td_status status[OC_SIDES];
+        for (int side = 0; side < OC_SIDES; side++) {
+            td_kda_replay_args a = { &w.w[side], (const int32_t *)oc_at(k, side), heads, state_of(&l, side),
+                                     saved_of(&l, side) };
+            status[side] = oc->ops[side].kda_replay(oc->dev[side], &a);
+        }
+        oc_ran(oc, status[0], status[1]);
+        oc_near_f32(oc, l.state, l.state->n_bytes / sizeof(float), 1e-5);
+        oc_same(oc, l.conv);
+        replayed = slot_bytes(oc, &l, 3, 0, &n_bytes);
+    }
+    oc_done(oc);
+
+    /* the same content again, row by row */
+    (void)n_bytes;
+    free(state);
+    free(y);
+    free(replayed);
+}
+
+/* GPU only: the equalities, on fresh content. */
+static void check_serial_bits(oc_ctx *oc, int heads, int rows)
+{
+    int ones[TD_WINDOW_MAX], keep = 1 + oc_below(oc, rows - 1);
+    size_t n_bytes;
+    oc_case(oc, "%d heads: %d rows at once == one by one; replay of %d", heads, rows, keep);
+    layer l = make(oc, heads);
+    oc_window w;
+    td_segment s = { .n_rows = rows, .pos = 30, .slot = 2, .parity = 0 };
+    oc_make_window(oc, &w, &s, 1);
+    restore(oc, &l);
+    oc_ran(oc, TD_OK, run(oc, OC_GPU, &l, &w, 0, true));
+    unsigned char *state = slot_bytes(oc, &l, 2, 1, &n_bytes), *y = (unsigned char *)oc_pull(oc, l.y);
+    oc_buf *k = oc_ints(oc, "keep", (int32_t[]){ keep }, 1);
+    td_kda_replay_args a = { &w.w[OC_GPU], (const int32_t *)oc_at(k, OC_GPU), heads, state_of(&l, OC_GPU),
+                             saved_of(&l, OC_GPU) };
+    oc_ran(oc, TD_OK, oc->ops[OC_GPU].kda_replay(oc->dev[OC_GPU], &a));
+    unsigned char *replayed = slot_bytes(oc, &l, 2, 1, &n_bytes);
+    for (int i = 0; i < TD_WINDOW_MAX; i++) ones[i] = 1;
+    restore(oc, &l);
+    int parity = 0;
+    for (int i = 0; i < rows; i++) {
+        parity = feed(oc, &l, 2, 30 + i, parity, false, i, ones, 1);
+        if (i + 1 != keep) continue;
+        unsigned char *serial = slot_bytes(oc, &l, 2, parity, &n_bytes);
+        oc_bits(oc, "replayed state", replayed, serial, n_bytes);
+        free(serial);
+    }
+    unsigned char *serial = slot_bytes(oc, &l, 2, parity, &n_bytes), *y1 = (unsigned char *)oc_pull(oc, l.y);
+    oc_bits(oc, "state", state, serial, n_bytes);
+    oc_bits(oc, "y", y, y1, (size_t)rows * l.width * 2);
+    void *const all[] = { state, y, replayed, serial, y1 };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    oc_done(oc);
+}
+
+static void check_chunked(oc_ctx *oc, int heads, int rows)
+{
+    oc_case(oc, "%d heads, a prompt of %d rows beside others", heads, rows);
+    layer l = make(oc, heads);
+    oc_window w;
+    td_segment segments[3] = { { .n_rows = 2, .pos = 9, .slot = 1, .parity = 1 },
+                               { .n_rows = rows, .pos = 128, .slot = 4, .parity = 0, .chunked = 1 },
+                               { .n_rows = 70, .pos = 0, .slot = 2, .parity = 1, .chunked = 1 } };
+    oc_make_window(oc, &w, segments, 3);
+    oc_ran(oc, run(oc, OC_CPU, &l, &w, 0, true), run(oc, OC_GPU, &l, &w, 0, true));
+    compare(oc, &l, w.w[0].n_rows);
+    oc_done(oc);
+}
+
+static void check_cuts(oc_ctx *oc, int heads)
+{
+    static const int whole[] = { 200 }, cuts[][4] = { { 64, 64, 64, 8 }, { 128, 72, 0, 0 }, { 64, 136, 0, 0 } };
+    static const int n_cuts[] = { 4, 2, 2 };
+    size_t n_bytes;
+    oc_case(oc, "%d heads: a prompt of 200 rows cut on the grid", heads);
+    layer l = make(oc, heads);
+    restore(oc, &l);
+    int parity = feed(oc, &l, 1, 64, 0, true, 0, whole, 1);
+    unsigned char *state = slot_bytes(oc, &l, 1, parity, &n_bytes), *y = (unsigned char *)oc_pull(oc, l.y);
+    for (int i = 0; i < 3; i++) {
+        restore(oc, &l);
+        parity = feed(oc, &l, 1, 64, 0, true, 0, cuts[i], n_cuts[i]);
+        unsigned char *state1 = slot_bytes(oc, &l, 1, parity, &n_bytes), *y1 = (unsigned char *)oc_pull(oc, l.y);
+        oc_bits(oc, "state", state1, state, n_bytes);
+        oc_bits(oc, "y", y1, y, 200 * l.width * 2);
+        free(state1);
+        free(y1);
+    }
+    free(state);
+    free(y);
+    oc_done(oc);
+}
+
+void oc_kda(oc_ctx *oc)
+{
+    static const int rows[] = { 1, 2, 3, 7, 8, 9, 16, 33, 64 }, prompts[] = { 1, 15, 16, 17, 63, 64, 65, 130, 257 };
+    int heads = oc->real ? 32 : 4;
+    for (int i = 0; i < 9; i++) check_serial(oc, i % 3 == 2 ? heads : 1 + i % 2, rows[i]);
+    for (int i = 1; i < 9; i += 2) check_serial_bits(oc, 2, rows[i]);
+    for (int i = 0; i < 9; i++) check_chunked(oc, i % 4 == 3 ? heads : 1 + i % 2, prompts[i]);
+    check_cuts(oc, 2);
+}

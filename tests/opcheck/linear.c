@@ -1,0 +1,103 @@
+/* linear in its three formats: random matrices against the CPU, packed values through unit vectors, rows alone. */
+#include "opcheck.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const format_names[] = { "bf16", "q4", "fp8" };
+static const int row_counts[] = { 0, 1, 2, 3, 7, 8, 9, 16, 33, 64, 65, 128, 257 };
+
+enum { MOST_ROWS = 257, PAD = 8 };
+
+typedef struct buffers {
+    oc_buf *x, *y;
+    size_t x_stride, y_stride;
+    bool f32;
+} buffers;
+
+static td_status run(oc_ctx *oc, int side, const oc_weight *w, const buffers *b, int first, int rows)
+{
+    td_linear_args a = { .n_rows = rows, .w = &w->w[side], .x_stride = b->x_stride, .y_stride = b->y_stride };
+    a.x = td_act_at(oc->dev[side], (const td_act *)oc_at(b->x, side), (size_t)first * b->x_stride);
+    if (b->f32)
+        a.y_f32 = (float *)oc_at(b->y, side) + (size_t)first * b->y_stride;
+    else
+        a.y_act = td_act_at(oc->dev[side], (const td_act *)oc_at(b->y, side), (size_t)first * b->y_stride);
+    return oc->ops[side].linear(oc->dev[side], &a);
+}
+
+/* Gaps between rows hold poison and must keep it: columns out .. y_stride are compared too. */
+static void rows_alone(oc_ctx *oc, const oc_weight *w, const buffers *b)
+{
+    unsigned char *all = (unsigned char *)oc_pull(oc, b->y);
+    size_t row_bytes = b->y_stride * (b->f32 ? sizeof(float) : sizeof(td_bf16));
+    for (size_t i = 0; i < sizeof row_counts / sizeof *row_counts; i++) {
+        int n = row_counts[i], first = oc_below(oc, MOST_ROWS - n + 1);
+        oc_poison(oc, b->y);
+        oc_ran(oc, TD_OK, run(oc, OC_GPU, w, b, first, n));
+        unsigned char *part = (unsigned char *)oc_pull(oc, b->y);
+        char what[64];
+        snprintf(what, sizeof what, "%d rows from %d", n, first);
+        oc_bits(oc, what, part + (size_t)first * row_bytes, all + (size_t)first * row_bytes, (size_t)n * row_bytes);
+        free(part);
+    }
+    free(all);
+}
+
+static void check(oc_ctx *oc, td_format format, int out, int in, bool f32)
+{
+    oc_case(oc, "%s [%d][%d]%s", format_names[format], out, in, f32 ? " fp32" : "");
+    oc_weight w = oc_random_weight(oc, format, out, in);
+    buffers b = { .x_stride = (size_t)in + (f32 ? PAD : 2), .y_stride = (size_t)out + 3, .f32 = f32 };
+    b.x = oc_acts(oc, "x", MOST_ROWS * b.x_stride, 1.0f);
+    b.y = oc_new(oc, "y", MOST_ROWS * b.y_stride * (f32 ? sizeof(float) : sizeof(td_bf16)));
+    oc_ran(oc, run(oc, OC_CPU, &w, &b, 0, MOST_ROWS), run(oc, OC_GPU, &w, &b, 0, MOST_ROWS));
+    if (f32)
+        oc_near_f32(oc, b.y, MOST_ROWS * b.y_stride, 2e-6);
+    else
+        oc_near_act(oc, b.y, MOST_ROWS * b.y_stride, 1e-3); /* a value near the middle of two bf16 may go either way */
+    rows_alone(oc, &w, &b);
+    oc_done(oc);
+}
+
+void oc_linear(oc_ctx *oc)
+{
+    static const int demo[][2] = { { 1026, 256 }, { 256, 128 }, { 16, 16 }, { 50, 48 }, { 512, 384 }, { 768, 1536 } };
+    static const int real[][2] = { { 12576, 4096 }, { 4096, 128 }, { 2048, 4096 },
+                                   { 4096, 1024 },  { 32, 4096 },  { 4096, 6144 } };
+    for (int format = TD_W_BF16; format <= TD_W_FP8; format++) {
+        for (int i = 0; i < 6; i++)
+            for (int f32 = 0; f32 < 2; f32++) check(oc, (td_format)format, demo[i][0], demo[i][1], f32);
+        for (int i = 0; oc->real && i < 6; i++) check(oc, (td_format)format, real[i][0], real[i][1], true);
+    }
+}
+
+/* y = W e_i gives the packed values themselves: the same bits, so the same scales and codes. */
+static void check_values(oc_ctx *oc, td_format format, int out, int in, int kind)
+{
+    oc_case(oc, "%s values [%d][%d] kind %d", format_names[format], out, in, kind);
+    td_bf16 *rows = oc_host_bf16(oc, (size_t)out * (size_t)in, kind == 1 ? 1e-30f : 1.0f);
+    if (kind == 2) memset(rows, 0, (size_t)out * (size_t)in * sizeof *rows);
+    if (kind == 3) rows[in + 3] = td_f32_bf16(1e30f); /* one outlier */
+    oc_weight w = oc_pack(oc, format, out, in, rows);
+    buffers b = { .x_stride = (size_t)in, .y_stride = (size_t)out, .f32 = true };
+    b.x = oc_new(oc, "x", (size_t)in * (size_t)in * sizeof(td_bf16));
+    memset(b.x->cpu, 0, b.x->n_bytes);
+    for (int i = 0; i < in; i++) ((td_bf16 *)(void *)b.x->cpu)[i * in + i] = td_f32_bf16(1.0f);
+    oc_push(oc, b.x);
+    b.y = oc_new(oc, "y", (size_t)in * (size_t)out * sizeof(float));
+    oc_ran(oc, run(oc, OC_CPU, &w, &b, 0, in), run(oc, OC_GPU, &w, &b, 0, in));
+    oc_same(oc, b.y);
+    free(rows);
+    oc_done(oc);
+}
+
+void oc_weights(oc_ctx *oc)
+{
+    for (int format = TD_W_BF16; format <= TD_W_FP8; format++)
+        for (int kind = 0; kind < 4; kind++) {
+            check_values(oc, (td_format)format, 40, 80, kind);
+            check_values(oc, (td_format)format, 16, 256, kind);
+        }
+}
