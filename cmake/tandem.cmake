@@ -2,7 +2,7 @@
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
-# td_library(NAME SOURCES a.c b.c [DEPS td_base ...] [PKGS jansson ...]): libNAME.a; PKGS are pkg-config modules.
+# td_library(NAME SOURCES a.c b.c [DEPS td_base ...] [PKGS libcurl ...]): libNAME.a; PKGS are pkg-config modules.
 function(td_library name)
     cmake_parse_arguments(A "" "" "SOURCES;DEPS;PKGS" ${ARGN})
     add_library(${name} STATIC ${A_SOURCES})
@@ -19,7 +19,7 @@ endfunction()
 function(td_test name)
     cmake_parse_arguments(A "" "TIMEOUT" "SOURCES;DEPS;ARGS;LABELS" ${ARGN})
     add_executable(${name} ${A_SOURCES})
-    target_link_libraries(${name} PRIVATE ${A_DEPS} PkgConfig::PKG_cmocka)
+    target_link_libraries(${name} PRIVATE ${A_DEPS} PkgConfig::PKG_cmocka PkgConfig::PKG_jansson)
     add_test(NAME ${name} COMMAND ${name} ${A_ARGS} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
     if(NOT A_TIMEOUT)
         set(A_TIMEOUT 120)
@@ -41,4 +41,6 @@ function(td_fuzz name)
     target_link_libraries(${name} PRIVATE ${A_DEPS})
 endfunction()
 
+# Of the tests alone. jansson: what tests write and read JSON with, so that our own reader is not its own judge.
 pkg_check_modules(PKG_cmocka IMPORTED_TARGET GLOBAL cmocka)
+pkg_check_modules(PKG_jansson IMPORTED_TARGET GLOBAL jansson)

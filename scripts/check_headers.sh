@@ -4,7 +4,7 @@ set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 1
 flags=(-Isrc -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only)
 # shellcheck disable=SC2207
-libs=($(pkg-config --cflags jansson libmicrohttpd ucx libpcre2-8 libcurl))
+libs=($(pkg-config --cflags libmicrohttpd ucx libpcre2-8 libcurl))
 bad=0
 for header in $(git ls-files 'src/*.h' | sort); do
     gcc -std=c17 "${flags[@]}" "${libs[@]}" -Wno-pragma-once-outside-header -x c "$header" || bad=1

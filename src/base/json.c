@@ -29,6 +29,7 @@ typedef struct open_container {
 typedef struct parser {
     td_arena *arena;
     char *start, *at, *end; /* *end == 0 */
+    const char *file;       /* a file's text as it was, start is a copy of it; NULL: no file, names may come twice */
     td_json *stack;
     uint32_t n_stack, stack_cap;
     uint32_t n_values;
@@ -39,7 +40,10 @@ typedef struct parser {
 
 static td_status syntax(parser *p, const char *what)
 {
-    return td_fail(p->err, TD_EFORMAT, "not JSON: %s at byte %zu", what, (size_t)(p->at - p->start));
+    size_t offset = (size_t)(p->at - p->start), line = 1;
+    if (!p->file) return td_fail(p->err, TD_EFORMAT, "not JSON: %s at byte %zu", what, offset);
+    for (size_t i = 0; i < offset; i++) line += p->file[i] == '\n';
+    return td_fail(p->err, TD_EFORMAT, "line %zu: %s", line, what);
 }
 
 static void skip_space(parser *p)
@@ -344,6 +348,7 @@ static td_status close_bracket(parser *p)
         memcpy(items, p->stack + open->first, n * sizeof *items);
         value.n = open->object ? unite_members(items, n) : n;
         value.items = items;
+        if (p->file && value.n < n) return syntax(p, "duplicate names in the object that ends here");
     }
     p->n_stack = open->first;
     return push(p, &value);
@@ -425,7 +430,8 @@ static td_status parse_all(parser *p)
     return p->at == p->end ? TD_OK : syntax(p, "text after the value");
 }
 
-td_status td_json_parse(td_arena *arena, char *text, size_t n_bytes, const td_json **value, td_error *err)
+static td_status parse_text(td_arena *arena, char *text, size_t n_bytes, const char *file, const td_json **value,
+                            td_error *err)
 {
     if (n_bytes >= UINT32_MAX) return td_fail(err, TD_EFORMAT, "JSON text of %zu bytes: too long", n_bytes);
     text[n_bytes] = '\0';
@@ -434,6 +440,7 @@ td_status td_json_parse(td_arena *arena, char *text, size_t n_bytes, const td_js
     p->arena = arena;
     p->start = p->at = text;
     p->end = text + n_bytes;
+    p->file = file;
     p->err = err;
     if (n_bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) p->at += 3;
     skip_space(p);
@@ -450,6 +457,18 @@ td_status td_json_parse(td_arena *arena, char *text, size_t n_bytes, const td_js
     free(p->stack);
     free(p);
     return status;
+}
+
+td_status td_json_parse(td_arena *arena, char *text, size_t n_bytes, const td_json **value, td_error *err)
+{
+    return parse_text(arena, text, n_bytes, NULL, value, err);
+}
+
+td_status td_json_parse_file(td_arena *arena, const char *text, size_t n_bytes, const td_json **value, td_error *err)
+{
+    char *copy = td_arena_strndup(arena, text, n_bytes);
+    if (!copy) return td_fail(err, TD_ENOMEM, "out of memory reading JSON");
+    return parse_text(arena, copy, n_bytes, text, value, err);
 }
 
 /* ---- looking at values ---- */

@@ -11,6 +11,8 @@
  * Reading is linear in the input but for objects with many members, which are sorted once: n log n, and looking up a
  * name in them is a binary search, so that no request can make the server quadratic.
  *
+ * Files (config.json, tokenizer.json) go through the same reader, but strictly: td_json_parse_file.
+ *
  * The text is rewritten in place (escapes get shorter) and strings point into it: it must live as long as the values.
  * Values live in the arena, are never changed after parsing and may be read by any thread. */
 #ifndef TD_BASE_JSON_H
@@ -41,6 +43,10 @@ typedef struct td_json td_json;
  * TD_EFORMAT: not JSON, or over a limit: err says what and at which byte. TD_ENOMEM: the arena is full. *value is
  * untouched after a failure (the text is not). */
 td_status td_json_parse(td_arena *arena, char *text, size_t n_bytes, const td_json **value, td_error *err);
+
+/* The same for text that people write and that is kept: it is copied to the arena first, one name twice in an object is
+ * a mistake, and mistakes are named by line: "line 3: ',' or '}' expected". */
+td_status td_json_parse_file(td_arena *arena, const char *text, size_t n_bytes, const td_json **value, td_error *err);
 
 /* All of these take NULL as "not there" and answer 0, NULL or TD_JSON_ABSENT, so that paths need no checks between. */
 td_json_kind td_json_kind_of(const td_json *value);

@@ -4,8 +4,7 @@
 #include "checkpoint/config.h"
 
 #include "base/hash.h"
-
-#include <jansson.h>
+#include "base/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -19,7 +18,7 @@
 typedef struct section {
     const char *file;   /* "dir/config.json" */
     const char *prefix; /* "text_config.", or "" at the top level */
-    json_t *object;
+    const td_json *object;
     td_error *err;
 } section;
 
@@ -29,10 +28,26 @@ static td_status refuse(const section *s, td_status status, const char *key, con
 }
 
 /* NULL when absent or null. */
-static json_t *get(const section *s, const char *key)
+static const td_json *get(const section *s, const char *key)
 {
-    json_t *value = json_object_get(s->object, key);
-    return value && !json_is_null(value) ? value : NULL;
+    const td_json *value = td_json_get(s->object, key);
+    return td_json_is_null(value) ? NULL : value;
+}
+
+static bool is_kind(const td_json *value, td_json_kind kind)
+{
+    return td_json_kind_of(value) == kind;
+}
+
+static bool is_bool(const td_json *value)
+{
+    return is_kind(value, TD_JSON_TRUE) || is_kind(value, TD_JSON_FALSE);
+}
+
+/* "1.0" is no integer here: the writers of these files never put one where an integer belongs. */
+static td_status integer_of(const td_json *value, int64_t *out)
+{
+    return is_kind(value, TD_JSON_INT) ? td_json_int64(value, out) : TD_EINVAL;
 }
 
 /* --- integers --- */
@@ -95,14 +110,11 @@ static const int_key VISION_INTS[] = {
 static td_status read_int(const section *s, const int_key *k, void *target)
 {
     const char *key = k->key;
-    json_t *value = get(s, key);
+    const td_json *value = get(s, key);
     if (!value && k->alias && (value = get(s, k->alias))) key = k->alias;
     if (!value && (k->flags & REQUIRED)) return refuse(s, TD_EFORMAT, key, "missing or null");
-    json_int_t x = k->fallback;
-    if (value) {
-        if (!json_is_integer(value)) return refuse(s, TD_EFORMAT, key, "not an integer");
-        x = json_integer_value(value);
-    }
+    int64_t x = k->fallback;
+    if (value && integer_of(value, &x)) return refuse(s, TD_EFORMAT, key, "not an integer");
     const char *what = NULL;
     char text[128];
     if (k->least == k->most && x != k->least)
@@ -157,11 +169,11 @@ static td_status read_floats(const section *s, const float_key *keys, size_t n, 
 {
     for (size_t i = 0; i < n; i++) {
         const float_key *k = &keys[i];
-        json_t *value = get(s, k->key);
+        const td_json *value = get(s, k->key);
         char text[128];
         if (!value && (k->flags & REQUIRED)) return refuse(s, TD_EFORMAT, k->key, "missing or null");
-        if (value && !json_is_number(value)) return refuse(s, TD_EFORMAT, k->key, "not a number");
-        double x = value ? json_number_value(value) : k->fallback;
+        double x = k->fallback;
+        if (value && td_json_double(value, &x)) return refuse(s, TD_EFORMAT, k->key, "not a number");
         if (!(x > k->above && x <= k->most)) {
             snprintf(text, sizeof text, "%g, must be above %g and at most %g", x, k->above < 0 ? 0 : k->above, k->most);
             return refuse(s, TD_EUNSUPPORTED, k->key, text);
@@ -188,8 +200,10 @@ static const must_bool TEXT_BOOLS[] = {
 };
 
 static const must_text TEXT_WORDS[] = {
-    { "model_type", "glm5_next_text" }, { "hidden_act", "silu" },          { "scoring_func", "sigmoid" },
-    { "topk_method", "noaux_tc" },      { "moe_router_dtype", "float32" },
+    { "hidden_act", "silu" },
+    { "scoring_func", "sigmoid" },
+    { "topk_method", "noaux_tc" },
+    { "moe_router_dtype", "float32" },
 };
 
 /* Integers that change nothing here but would change the model. */
@@ -203,32 +217,32 @@ static const int_key TEXT_FIXED[] = {
 static td_status check_bools(const section *s, const must_bool *keys, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        json_t *value = get(s, keys[i].key);
+        const td_json *value = get(s, keys[i].key);
         if (!value) continue;
-        if (!json_is_boolean(value)) return refuse(s, TD_EFORMAT, keys[i].key, "not true or false");
-        if (json_is_true(value) != keys[i].value)
+        if (!is_bool(value)) return refuse(s, TD_EFORMAT, keys[i].key, "not true or false");
+        if (is_kind(value, TD_JSON_TRUE) != keys[i].value)
             return refuse(s, TD_EUNSUPPORTED, keys[i].key,
                           keys[i].value ? "false, must be true" : "true, must be false");
     }
     return TD_OK;
 }
 
-static td_status refuse_text(const section *s, const char *key, json_t *value, const char *allowed)
+static td_status refuse_text(const section *s, const char *key, const td_json *value, const char *allowed)
 {
     char text[256];
-    snprintf(text, sizeof text, "\"%.64s\", must be %s", json_string_value(value), allowed);
+    snprintf(text, sizeof text, "\"%.64s\", must be %s", td_json_string(value, NULL), allowed);
     return refuse(s, TD_EUNSUPPORTED, key, text);
 }
 
 static td_status check_words(const section *s, const must_text *keys, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        json_t *value = get(s, keys[i].key);
+        const td_json *value = get(s, keys[i].key);
         if (!value) continue;
-        if (!json_is_string(value)) return refuse(s, TD_EFORMAT, keys[i].key, "not a string");
+        if (!is_kind(value, TD_JSON_STRING)) return refuse(s, TD_EFORMAT, keys[i].key, "not a string");
         char allowed[96];
         snprintf(allowed, sizeof allowed, "\"%s\"", keys[i].value);
-        if (strcmp(json_string_value(value), keys[i].value) != 0) return refuse_text(s, keys[i].key, value, allowed);
+        if (!td_json_equals(value, keys[i].value)) return refuse_text(s, keys[i].key, value, allowed);
     }
     return TD_OK;
 }
@@ -237,8 +251,8 @@ static td_status check_words(const section *s, const must_text *keys, size_t n)
 
 static td_status child(const section *parent, const char *key, const char *prefix, section *out)
 {
-    json_t *value = get(parent, key);
-    if (value && !json_is_object(value)) return refuse(parent, TD_EFORMAT, key, "not an object");
+    const td_json *value = get(parent, key);
+    if (value && !is_kind(value, TD_JSON_OBJECT)) return refuse(parent, TD_EFORMAT, key, "not an object");
     *out = (section){ parent->file, prefix, value, parent->err };
     return TD_OK;
 }
@@ -260,11 +274,11 @@ static td_status read_linear(const section *text, td_config *c)
     }
     if (status) return status;
     const char *key = flat ? "linear_lower_bound" : "gate_lower_bound";
-    json_t *bound = get(s, key), *safe = get(s, "safe_gate");
-    if (bound && !json_is_number(bound)) return refuse(s, TD_EFORMAT, key, "not a number");
-    if (!bound && safe && !json_is_true(safe))
+    const td_json *bound = get(s, key), *safe = get(s, "safe_gate");
+    double x = -5.0;
+    if (bound && td_json_double(bound, &x)) return refuse(s, TD_EFORMAT, key, "not a number");
+    if (!bound && safe && !is_kind(safe, TD_JSON_TRUE))
         return refuse(s, TD_EUNSUPPORTED, key, "null without safe_gate: the softplus gate is not supported");
-    double x = bound ? json_number_value(bound) : -5.0;
     if (!(x < 0 && x >= -1000)) return refuse(s, TD_EUNSUPPORTED, key, "must be below 0 and at least -1000");
     c->kda_lower_bound = (float)x;
     return TD_OK;
@@ -276,16 +290,16 @@ static td_status read_linear(const section *text, td_config *c)
 static td_status read_schedule(const section *s, const td_config *c, const char *key, const char *const *words,
                                const int *numbers, size_t n_words, int *out)
 {
-    json_t *list = get(s, key);
+    const td_json *list = get(s, key);
     char text[160];
-    if (!json_is_array(list)) return refuse(s, TD_EFORMAT, key, list ? "not a list" : "missing or null");
-    size_t n = json_array_size(list);
+    if (!is_kind(list, TD_JSON_ARRAY)) return refuse(s, TD_EFORMAT, key, list ? "not a list" : "missing or null");
+    size_t n = td_json_count(list);
     if (n != (size_t)c->n_layers && n != (size_t)(c->n_layers + c->n_mtp)) {
         snprintf(text, sizeof text, "%zu entries, must be num_hidden_layers = %d", n, c->n_layers);
         return refuse(s, TD_EFORMAT, key, text);
     }
     for (int i = 0; i < c->n_layers; i++) {
-        const char *word = json_string_value(json_array_get(list, (size_t)i));
+        const char *word = td_json_string(td_json_at(list, (size_t)i), NULL);
         size_t w = 0;
         while (word && w < n_words && strcmp(word, words[w]) != 0) w++;
         if (!word || w == n_words) {
@@ -336,15 +350,17 @@ static td_status check_indexers(const section *s, const td_config *c)
     static const int IS_SHARED[] = { 0, 1 };
     int shared[TD_LAYERS_MAX] = { 0 };
     const char *key = "indexer_types";
-    json_t *pattern = get(s, "index_topk_pattern");
+    const td_json *pattern = get(s, "index_topk_pattern");
     if (get(s, key)) {
         td_status status = read_schedule(s, c, key, WORDS, IS_SHARED, N(WORDS), shared);
         if (status) return status;
     } else if (pattern) {
         key = "index_topk_pattern";
-        if (!json_is_string(pattern) || json_string_length(pattern) < (size_t)c->n_layers)
+        size_t n_bytes = 0;
+        const char *letters = td_json_string(pattern, &n_bytes);
+        if (!letters || n_bytes < (size_t)c->n_layers)
             return refuse(s, TD_EFORMAT, key, "must be a string of F and S, one for each layer");
-        for (int i = 0; i < c->n_layers; i++) shared[i] = json_string_value(pattern)[i] != 'F';
+        for (int i = 0; i < c->n_layers; i++) shared[i] = letters[i] != 'F';
     } else {
         const int_key freq = { "index_topk_freq", NULL, 0, 0, 1, 1, 1, 1 };
         int ignored;
@@ -362,15 +378,13 @@ static td_status check_indexers(const section *s, const td_config *c)
 /* linear_attn_config.kda_layers and full_attn_layers repeat layer_types; they must not contradict it. */
 static td_status check_layer_list(const section *linear, const td_config *c, const char *key, bool dsa)
 {
-    json_t *list = get(linear, key), *item;
-    size_t i;
+    const td_json *list = get(linear, key);
     if (!list) return TD_OK;
-    if (!json_is_array(list)) return refuse(linear, TD_EFORMAT, key, "not a list");
+    if (!is_kind(list, TD_JSON_ARRAY)) return refuse(linear, TD_EFORMAT, key, "not a list");
     bool listed[TD_LAYERS_MAX] = { false };
-    json_array_foreach(list, i, item)
-    {
-        json_int_t layer = json_is_integer(item) ? json_integer_value(item) : -1;
-        if (layer < 0 || layer >= TD_LAYERS_MAX)
+    for (size_t i = 0; i < td_json_count(list); i++) {
+        int64_t layer = -1;
+        if (integer_of(td_json_at(list, i), &layer) || layer < 0 || layer >= TD_LAYERS_MAX)
             return refuse(linear, TD_EFORMAT, key, "holds something that is no layer");
         listed[layer] = true;
     }
@@ -406,19 +420,18 @@ static td_status read_id(const section *s, const char *key, const td_config *c, 
 /* An int or a list of ints; absent: untouched. */
 static td_status read_eos(const section *s, td_config *c)
 {
-    json_t *value = get(s, "eos_token_id");
+    const td_json *value = get(s, "eos_token_id");
     if (!value) return TD_OK;
-    bool is_list = json_is_array(value);
-    size_t n = is_list ? json_array_size(value) : 1;
+    bool is_list = is_kind(value, TD_JSON_ARRAY);
+    size_t n = is_list ? td_json_count(value) : 1;
     char text[96];
     if (n > TD_EOS_MAX) {
         snprintf(text, sizeof text, "%zu ids, at most %d", n, TD_EOS_MAX);
         return refuse(s, TD_EUNSUPPORTED, "eos_token_id", text);
     }
     for (size_t i = 0; i < n; i++) {
-        json_t *item = is_list ? json_array_get(value, i) : value;
-        json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
-        if (id < 0 || id >= c->vocab_size)
+        int64_t id = -1;
+        if (integer_of(is_list ? td_json_at(value, i) : value, &id) || id < 0 || id >= c->vocab_size)
             return refuse(s, TD_EFORMAT, "eos_token_id", "not an id inside the vocabulary");
         c->eos[i] = (int)id;
     }
@@ -456,9 +469,9 @@ static td_status read_text(const section *s, td_config *c)
     status = read_int(s, &kv_heads, &fixed);
     if (status) return status;
     if (c->top_k > c->n_experts) return refuse(s, TD_EUNSUPPORTED, "num_experts_per_tok", "more than n_routed_experts");
-    json_t *norm = get(s, "norm_topk_prob");
-    if (norm && !json_is_boolean(norm)) return refuse(s, TD_EFORMAT, "norm_topk_prob", "not true or false");
-    c->norm_topk = !norm || json_is_true(norm);
+    const td_json *norm = get(s, "norm_topk_prob");
+    if (norm && !is_bool(norm)) return refuse(s, TD_EFORMAT, "norm_topk_prob", "not true or false");
+    c->norm_topk = !norm || is_kind(norm, TD_JSON_TRUE);
     c->shared_intermediate = c->moe_intermediate * c->n_shared_experts;
     return read_schedules(s, c);
 }
@@ -522,14 +535,14 @@ static td_status read_quantization(const section *top, const section *text, td_c
     section s;
     td_status status = find_quantization(top, text, &s);
     if (status || !s.object) return status;
-    json_t *method = get(&s, "quant_method"), *scope = get(&s, "scope");
-    if (!json_is_string(method)) return refuse(&s, TD_EFORMAT, "quant_method", "missing or not a string");
-    if (strcmp(json_string_value(method), "exl3") != 0)
+    const td_json *method = get(&s, "quant_method"), *scope = get(&s, "scope");
+    if (!is_kind(method, TD_JSON_STRING)) return refuse(&s, TD_EFORMAT, "quant_method", "missing or not a string");
+    if (!td_json_equals(method, "exl3"))
         return refuse_text(&s, "quant_method", method, "\"exl3\" (or no quantization_config: BF16)");
     status = check_words(&s, WORDS, N(WORDS));
     if (!status) status = read_floats(&s, BITS, N(BITS), c);
     if (status) return status;
-    if (scope && (!json_is_string(scope) || !strstr(json_string_value(scope), "routed_experts")))
+    if (scope && (!is_kind(scope, TD_JSON_STRING) || !strstr(td_json_string(scope, NULL), "routed_experts")))
         return refuse(&s, TD_EUNSUPPORTED, "scope", "must be the routed experts only");
     c->quant_method = TD_QUANT_EXL3;
     snprintf(c->quant_codebook, sizeof c->quant_codebook, "mcg");
@@ -539,19 +552,19 @@ static td_status read_quantization(const section *top, const section *text, td_c
 static td_status read_top(const section *top, td_config *c)
 {
     static const must_bool BOOLS[] = { { "tie_word_embeddings", false } };
+    static const must_text TYPE[] = { { "model_type", "glm5_next_text" } };
     section text;
-    json_t *type = get(top, "model_type");
-    if (!json_is_string(type)) return refuse(top, TD_EFORMAT, "model_type", "missing or not a string");
+    const td_json *type = get(top, "model_type");
+    if (!is_kind(type, TD_JSON_STRING)) return refuse(top, TD_EFORMAT, "model_type", "missing or not a string");
     td_status status = child(top, "text_config", "text_config.", &text);
     if (status) return status;
-    bool flat = !text.object && strcmp(json_string_value(type), "glm5_next_text") == 0;
-    if (!flat && strcmp(json_string_value(type), "glm5_next") != 0)
-        return refuse_text(top, "model_type", type, "\"glm5_next\"");
-    if (!text.object) { /* a flat, text-only file; its model_type was judged above */
-        json_object_set_new(top->object, "model_type", json_string("glm5_next_text"));
-        text = *top;
-    }
-    status = check_bools(top, BOOLS, N(BOOLS));
+    bool flat = !text.object && td_json_equals(type, "glm5_next_text");
+    if (!flat && !td_json_equals(type, "glm5_next")) return refuse_text(top, "model_type", type, "\"glm5_next\"");
+    if (text.object)
+        status = check_words(&text, TYPE, N(TYPE));
+    else
+        text = *top; /* a flat, text-only file; its model_type was judged above */
+    if (!status) status = check_bools(top, BOOLS, N(BOOLS));
     if (!status) status = read_text(&text, c);
     if (!status) status = read_ids(top, &text, c);
     if (!status) status = read_vision(top, c);
@@ -559,16 +572,17 @@ static td_status read_top(const section *top, td_config *c)
     return status;
 }
 
-static td_status parse_object(const char *name, const void *json, size_t n_bytes, td_error *err, json_t **out)
+static td_status parse_object(td_arena *arena, const char *name, const void *json, size_t n_bytes, td_error *err,
+                              const td_json **out)
 {
-    json_error_t where;
     if (n_bytes > FILE_BYTES_MAX) return td_fail(err, TD_EFORMAT, "%s: larger than %zu MB", name, FILE_BYTES_MAX >> 20);
-    json_t *root = json_loadb((const char *)json, n_bytes, JSON_REJECT_DUPLICATES, &where);
-    if (!root) return td_fail(err, TD_EFORMAT, "%s: line %d: %s", name, where.line, where.text);
-    if (!json_is_object(root)) {
-        json_decref(root);
-        return td_fail(err, TD_EFORMAT, "%s: not a JSON object", name);
+    const td_json *root = NULL;
+    td_status status = td_json_parse_file(arena, (const char *)json, n_bytes, &root, err);
+    if (status) {
+        td_error_prefix(err, "%s", name);
+        return status;
     }
+    if (!is_kind(root, TD_JSON_OBJECT)) return td_fail(err, TD_EFORMAT, "%s: not a JSON object", name);
     *out = root;
     return TD_OK;
 }
@@ -577,17 +591,18 @@ td_status td_config_parse(const char *name, const void *json, size_t n_bytes, co
                           const void *generation, size_t generation_bytes, td_config *out, td_error *err)
 {
     td_config c;
-    json_t *root = NULL, *sampling = NULL;
+    td_arena arena;
+    const td_json *root = NULL, *sampling = NULL;
     memset(&c, 0, sizeof c); /* padding too: td_config_hash reads all bytes */
-    td_status status = parse_object(name, json, n_bytes, err, &root);
-    if (status) return status;
-    status = read_top(&(section){ name, "", root, err }, &c);
-    if (!status && generation) status = parse_object(generation_name, generation, generation_bytes, err, &sampling);
+    td_arena_init(&arena, 0);
+    td_status status = parse_object(&arena, name, json, n_bytes, err, &root);
+    if (!status) status = read_top(&(section){ name, "", root, err }, &c);
+    if (!status && generation)
+        status = parse_object(&arena, generation_name, generation, generation_bytes, err, &sampling);
     section s = { generation_name, "", sampling, err };
     if (!status) status = read_floats(&s, SAMPLING_FLOATS, N(SAMPLING_FLOATS), &c);
     if (!status && c.n_eos == 0) status = read_eos(&s, &c);
-    json_decref(sampling);
-    json_decref(root);
+    td_arena_deinit(&arena);
     if (!status) memcpy(out, &c, sizeof c);
     return status;
 }

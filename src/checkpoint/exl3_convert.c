@@ -3,11 +3,11 @@
 #include "checkpoint/exl3_convert.h"
 
 #include "base/hash.h"
+#include "base/json.h"
 #include "checkpoint/exl3_quantize.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -207,10 +207,15 @@ static td_status write_config(const conversion *c, const char *to_dir, td_error 
     td_status status = join(path, c->args->from_dir, "config.json", err);
     if (!status) status = read_file(path, &text, &n_bytes, err);
     if (status) return status;
-    json_t *root = json_loadb(text, n_bytes, 0, NULL);
-    if (!json_is_object(root) || json_object_get(root, "quantization_config"))
+    td_arena arena;
+    const td_json *root = NULL;
+    td_arena_init(&arena, 0);
+    status = td_json_parse_file(&arena, text, n_bytes, &root, err);
+    if (status)
+        td_error_prefix(err, "%s", path);
+    else if (td_json_get(root, "quantization_config"))
         status = td_fail(err, TD_EINVAL, "%s: already has a quantization_config", path);
-    json_decref(root);
+    td_arena_deinit(&arena);
     while (n_bytes > 0 && text[n_bytes - 1] != '}') n_bytes--;
     if (n_bytes > 0) n_bytes--;
     while (n_bytes > 0 && strchr(" \t\r\n", text[n_bytes - 1])) n_bytes--;

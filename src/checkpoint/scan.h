@@ -1,6 +1,6 @@
 /* A JSON scanner for the two large JSON texts of a checkpoint (shard headers and the index): walks the text once,
  * builds nothing, allocates nothing. Inside src/checkpoint only; config.json, small and irregular, goes through
- * jansson. */
+ * base/json.h. */
 #ifndef TD_CHECKPOINT_SCAN_H
 #define TD_CHECKPOINT_SCAN_H
 

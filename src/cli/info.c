@@ -2,12 +2,12 @@
  * the files hold: that is when a person needs to see it. */
 #include "cli/info.h"
 
+#include "base/json_write.h"
 #include "checkpoint/summary.h"
-
-#include <jansson.h>
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { EXIT_SERVED = 0, EXIT_REFUSED = 1, EXIT_ARGUMENTS = 2, PROBLEMS_SHOWN = 20, PROBLEMS_JSON = 1000 };
@@ -37,21 +37,31 @@ typedef struct findings {
     const td_config *config; /* NULL: refused */
     td_summary summary;      /* valid when config is */
     td_checkpoint *drafter;  /* DIR/drafter; NULL: none */
-    json_t *problems;        /* strings, the first PROBLEMS_JSON */
-    int n_problems;
+    char **problems;         /* the first PROBLEMS_JSON */
+    int n_problems;          /* all of them */
 } findings;
 
 static void add_problem(void *user, const char *text)
 {
     findings *f = (findings *)user;
-    if (f->n_problems++ < PROBLEMS_JSON) json_array_append_new(f->problems, json_string(text));
+    if (f->n_problems < PROBLEMS_JSON) {
+        f->problems[f->n_problems] = strdup(text);
+        td_check(f->problems[f->n_problems]);
+    }
+    f->n_problems++;
+}
+
+static int n_kept(const findings *f)
+{
+    return f->n_problems < PROBLEMS_JSON ? f->n_problems : PROBLEMS_JSON;
 }
 
 static void inspect(const char *dir, findings *f)
 {
     td_error err, ignored;
     char drafter[4096];
-    *f = (findings){ .dir = dir, .problems = json_array() };
+    *f = (findings){ .dir = dir, .problems = calloc(PROBLEMS_JSON, sizeof *f->problems) };
+    td_check(f->problems);
     if (td_checkpoint_open(dir, &f->ck, &err)) {
         add_problem(f, err.text);
         if (td_checkpoint_open_tensors(dir, &f->ck, &ignored)) f->ck = NULL;
@@ -69,7 +79,8 @@ static void release(findings *f)
 {
     td_checkpoint_close(f->drafter);
     td_checkpoint_close(f->ck);
-    json_decref(f->problems);
+    for (int i = 0; i < n_kept(f); i++) free(f->problems[i]);
+    free(f->problems);
 }
 
 /* --- text --- */
@@ -175,18 +186,12 @@ static void print_container(const char *what, const td_checkpoint *ck)
 
 static void print_problems(const findings *f)
 {
-    size_t i;
-    json_t *problem;
     if (f->n_problems == 0) {
         printf("\nNothing would be refused.\n");
         return;
     }
     printf("\nRefused, %d problem%s:\n", f->n_problems, f->n_problems == 1 ? "" : "s");
-    json_array_foreach(f->problems, i, problem)
-    {
-        if (i == PROBLEMS_SHOWN) break;
-        printf("  - %s\n", json_string_value(problem));
-    }
+    for (int i = 0; i < n_kept(f) && i < PROBLEMS_SHOWN; i++) printf("  - %s\n", f->problems[i]);
     if (f->n_problems > PROBLEMS_SHOWN)
         printf("  ... and %d more (--json lists them)\n", f->n_problems - PROBLEMS_SHOWN);
 }
@@ -203,29 +208,64 @@ static void print_text(const findings *f)
 
 /* --- JSON --- */
 
-static json_t *json_cell(const td_summary_cell *cell)
+static void json_cell(td_json_writer *w, const char *name, const td_summary_cell *cell)
 {
-    return json_pack("{s:I, s:I, s:[I, I]}", "tensors", (json_int_t)cell->n_tensors, "bytes", (json_int_t)cell->n_bytes,
-                     "rank_bytes", (json_int_t)cell->rank_bytes[0], (json_int_t)cell->rank_bytes[1]);
+    td_json_write_key(w, name);
+    td_json_write_begin(w, '{');
+    td_json_write_member_int(w, "tensors", (int64_t)cell->n_tensors);
+    td_json_write_member_int(w, "bytes", (int64_t)cell->n_bytes);
+    td_json_write_key(w, "rank_bytes");
+    td_json_write_begin(w, '[');
+    for (int rank = 0; rank < 2; rank++) td_json_write_int(w, (int64_t)cell->rank_bytes[rank]);
+    td_json_write_end(w, ']');
+    td_json_write_end(w, '}');
 }
 
-static json_t *json_config(const td_config *c)
+/* Numbers of the layers that are marked. */
+static void json_layers(td_json_writer *w, const char *name, const td_config *c, const bool *marked)
 {
-    json_t *dsa = json_array(), *moe = json_array(), *eos = json_array();
-    for (int i = 0; i < c->n_layers; i++) {
-        if (c->is_dsa[i]) json_array_append_new(dsa, json_integer(i));
-        if (c->is_moe[i]) json_array_append_new(moe, json_integer(i));
-    }
-    for (int i = 0; i < c->n_eos; i++) json_array_append_new(eos, json_integer(c->eos[i]));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:o, s:o, s:o}", "layers",
-                     c->n_layers, "mtp_layers", c->n_mtp, "hidden", c->hidden, "vocab_size", c->vocab_size, "experts",
-                     c->n_experts, "experts_chosen", c->top_k, "experts_shared", c->n_shared_experts,
-                     "moe_intermediate", c->moe_intermediate, "heads", c->n_heads, "kda_heads", c->kda_heads,
-                     "index_heads", c->index_heads, "index_topk", c->index_topk, "max_positions", c->max_positions,
-                     "vision", c->has_vision, "dsa_layers", dsa, "moe_layers", moe, "eos_ids", eos);
+    td_json_write_key(w, name);
+    td_json_write_begin(w, '[');
+    for (int i = 0; i < c->n_layers; i++)
+        if (marked[i]) td_json_write_int(w, i);
+    td_json_write_end(w, ']');
 }
 
-static json_t *json_bytes(const td_summary *s)
+static void json_config(td_json_writer *w, const td_config *c)
+{
+    const struct {
+        const char *name;
+        int value;
+    } members[] = {
+        { "layers", c->n_layers },
+        { "mtp_layers", c->n_mtp },
+        { "hidden", c->hidden },
+        { "vocab_size", c->vocab_size },
+        { "experts", c->n_experts },
+        { "experts_chosen", c->top_k },
+        { "experts_shared", c->n_shared_experts },
+        { "moe_intermediate", c->moe_intermediate },
+        { "heads", c->n_heads },
+        { "kda_heads", c->kda_heads },
+        { "index_heads", c->index_heads },
+        { "index_topk", c->index_topk },
+        { "max_positions", c->max_positions },
+    };
+    td_json_write_key(w, "config");
+    td_json_write_begin(w, '{');
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        td_json_write_member_int(w, members[i].name, members[i].value);
+    td_json_write_member_bool(w, "vision", c->has_vision);
+    json_layers(w, "dsa_layers", c, c->is_dsa);
+    json_layers(w, "moe_layers", c, c->is_moe);
+    td_json_write_key(w, "eos_ids");
+    td_json_write_begin(w, '[');
+    for (int i = 0; i < c->n_eos; i++) td_json_write_int(w, c->eos[i]);
+    td_json_write_end(w, ']');
+    td_json_write_end(w, '}');
+}
+
+static void json_bytes(td_json_writer *w, const td_summary *s)
 {
     static const char *const KEYS[TD_GROUP_COUNT] = {
         [TD_GROUP_EMBEDDING] = "embedding",
@@ -241,39 +281,55 @@ static json_t *json_bytes(const td_summary *s)
         [TD_GROUP_EXPERTS] = "routed_experts",
         [TD_GROUP_VISION] = "vision",
     };
-    json_t *out = json_object();
+    td_json_write_key(w, "bytes");
+    td_json_write_begin(w, '{');
     for (int g = 0; g < TD_GROUP_COUNT; g++)
-        if (KEYS[g]) json_object_set_new(out, KEYS[g], json_cell(&s->trunk[g]));
-    json_object_set_new(out, "mtp", json_cell(&s->mtp));
-    json_object_set_new(out, "mtp_experts", json_cell(&s->mtp_experts));
-    json_object_set_new(out, "unused", json_cell(&s->unused));
-    json_object_set_new(out, "total", json_cell(&s->total));
-    return out;
+        if (KEYS[g]) json_cell(w, KEYS[g], &s->trunk[g]);
+    json_cell(w, "mtp", &s->mtp);
+    json_cell(w, "mtp_experts", &s->mtp_experts);
+    json_cell(w, "unused", &s->unused);
+    json_cell(w, "total", &s->total);
+    td_json_write_end(w, '}');
 }
 
-static json_t *json_container(const td_checkpoint *ck)
+static void json_container(td_json_writer *w, const char *name, const td_checkpoint *ck)
 {
-    return json_pack("{s:I, s:I, s:i}", "tensors", (json_int_t)td_checkpoint_count(ck), "bytes",
-                     (json_int_t)td_checkpoint_data_bytes(ck), "files", td_checkpoint_n_files(ck));
+    td_json_write_key(w, name);
+    td_json_write_begin(w, '{');
+    td_json_write_member_int(w, "tensors", (int64_t)td_checkpoint_count(ck));
+    td_json_write_member_int(w, "bytes", (int64_t)td_checkpoint_data_bytes(ck));
+    td_json_write_member_int(w, "files", td_checkpoint_n_files(ck));
+    td_json_write_end(w, '}');
 }
 
 static void print_json(const findings *f)
 {
-    json_t *root = json_object();
-    json_object_set_new(root, "dir", json_string(f->dir));
-    json_object_set_new(root, "served", json_boolean(f->n_problems == 0));
-    json_object_set_new(root, "n_problems", json_integer(f->n_problems));
-    json_object_set(root, "problems", f->problems);
-    if (f->ck) json_object_set_new(root, "container", json_container(f->ck));
-    if (f->drafter) json_object_set_new(root, "drafter", json_container(f->drafter));
+    td_buf buf;
+    td_buf_init(&buf, 0);
+    td_json_writer w = { .out = &buf };
+    td_json_write_begin(&w, '{');
+    td_json_write_member_text(&w, "dir", f->dir);
+    td_json_write_member_bool(&w, "served", f->n_problems == 0);
+    td_json_write_member_int(&w, "n_problems", f->n_problems);
+    td_json_write_key(&w, "problems");
+    td_json_write_begin(&w, '[');
+    for (int i = 0; i < n_kept(f); i++) td_json_write_text(&w, f->problems[i]);
+    td_json_write_end(&w, ']');
+    if (f->ck) json_container(&w, "container", f->ck);
+    if (f->drafter) json_container(&w, "drafter", f->drafter);
     if (f->config) {
-        json_object_set_new(root, "config", json_config(f->config));
-        json_object_set_new(root, "expert_bits", json_pack("[i, i]", f->summary.bits_least, f->summary.bits_most));
-        json_object_set_new(root, "bytes", json_bytes(&f->summary));
+        json_config(&w, f->config);
+        td_json_write_key(&w, "expert_bits");
+        td_json_write_begin(&w, '[');
+        td_json_write_int(&w, f->summary.bits_least);
+        td_json_write_int(&w, f->summary.bits_most);
+        td_json_write_end(&w, ']');
+        json_bytes(&w, &f->summary);
     }
-    json_dumpf(root, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(root);
+    td_json_write_end(&w, '}');
+    td_check(!buf.failed);
+    puts(buf.data);
+    td_buf_deinit(&buf);
 }
 
 int td_cli_info(int argc, char **argv)

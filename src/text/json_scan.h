@@ -1,6 +1,6 @@
 /* A reader for large JSON texts of a known shape: it walks the text once and builds nothing. A tokenizer.json holds
  * half a million strings; as a document tree they would cost seconds and hundreds of megabytes. Small parts are cut out
- * with td_json_scan_value() and given to jansson.
+ * with td_json_scan_value() and read as a value (base/json.h).
  *
  *     td_json_scan s;
  *     td_json_scan_init(&s, data, n_bytes);

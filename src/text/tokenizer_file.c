@@ -1,8 +1,7 @@
 /* Reading tokenizer.json: one pass cuts it into parts; the vocabulary and the merges, nearly all of it, are walked in
- * place, the small parts are read with jansson. What is not understood is refused by name: a tokenizer that is almost
- * right gives replies that are almost right. "truncation" and "padding" are ignored on purpose: fine-tuned checkpoints
- * carry settings there that would cut prompts. */
-#include <jansson.h>
+ * place, the small parts are read as values (base/json.h). What is not understood is refused by name: a tokenizer that
+ * is almost right gives replies that are almost right. "truncation" and "padding" are ignored on purpose: fine-tuned
+ * checkpoints carry settings there that would cut prompts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -271,24 +270,21 @@ static td_status read_merges(reader *r)
     return st;
 }
 
-/* A small part as a document; absent and null both give *root = NULL. */
-static td_status parse_part(const reader *r, const char *name, part p, json_t **root)
-{
-    json_error_t e;
-    *root = NULL;
-    if (!p.text || is(p.text, p.n_bytes, "null")) return TD_OK;
-    *root = json_loadb(p.text, p.n_bytes, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &e);
-    return *root ? TD_OK : td_fail(r->err, TD_EFORMAT, "%s: %s", name, e.text);
-}
+typedef td_status part_reader(td_tokenizer *tok, const td_json *root, td_error *err);
 
-typedef td_status part_reader(td_tokenizer *tok, const json_t *root, td_error *err);
-
+/* A small part as a value; absent and null are both NULL to its reader. */
 static td_status read_part(const reader *r, const char *name, part p, part_reader *read)
 {
-    json_t *root;
-    td_status st = parse_part(r, name, p, &root);
-    if (st == TD_OK) st = read(r->tok, root, r->err);
-    json_decref(root);
+    td_arena arena;
+    const td_json *root = NULL;
+    td_status st = TD_OK;
+    td_arena_init(&arena, 0);
+    if (p.text && !is(p.text, p.n_bytes, "null")) st = td_json_parse_file(&arena, p.text, p.n_bytes, &root, r->err);
+    if (st == TD_OK)
+        st = read(r->tok, root, r->err);
+    else
+        td_error_prefix(r->err, "%s, lines counted from its start", name);
+    td_arena_deinit(&arena);
     return st;
 }
 

@@ -5,30 +5,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *type_of(const json_t *part)
+static const char *type_of(const td_json *part)
 {
-    const char *type = json_string_value(json_object_get(part, "type"));
+    const char *type = td_json_string(td_json_get(part, "type"), NULL);
     return type ? type : "(no type)";
 }
 
-static bool is_type(const json_t *part, const char *type)
+static bool is_type(const td_json *part, const char *type)
 {
-    return strcmp(type_of(part), type) == 0;
+    return td_json_equals(td_json_get(part, "type"), type);
+}
+
+/* Elements of a list; anything else has none. */
+static size_t n_items(const td_json *list)
+{
+    return td_json_kind_of(list) == TD_JSON_ARRAY ? td_json_count(list) : 0;
+}
+
+/* Writes an id of the vocabulary; false: it is none. */
+static bool read_id(const td_json *value, int32_t *id)
+{
+    int64_t x;
+    if (td_json_kind_of(value) != TD_JSON_INT || td_json_int64(value, &x) || x < 0 || x >= (int64_t)TD_BPE_MAX_IDS)
+        return false;
+    *id = (int32_t)x;
+    return true;
 }
 
 /* A boolean member, or what its absence means. */
-static bool flag(const json_t *part, const char *name, bool absent)
+static bool flag(const td_json *part, const char *name, bool absent)
 {
-    const json_t *value = json_object_get(part, name);
-    return value ? json_is_true(value) : absent;
+    const td_json *value = td_json_get(part, name);
+    return value ? td_json_kind_of(value) == TD_JSON_TRUE : absent;
 }
 
-static td_status unsupported(td_error *err, const char *what, const json_t *part)
+static td_status unsupported(td_error *err, const char *what, const td_json *part)
 {
     return td_fail(err, TD_EUNSUPPORTED, "%s of type %.100s is not supported", what, type_of(part));
 }
 
-td_status td_tokenizer_read_normalizer(td_tokenizer *tok, const json_t *root, td_error *err)
+td_status td_tokenizer_read_normalizer(td_tokenizer *tok, const td_json *root, td_error *err)
 {
     if (!root) return TD_OK;
     if (is_type(root, "NFC")) {
@@ -36,10 +52,9 @@ td_status td_tokenizer_read_normalizer(td_tokenizer *tok, const json_t *root, td
         return TD_OK;
     }
     if (!is_type(root, "Sequence")) return unsupported(err, "normalizer", root);
-    size_t i;
-    const json_t *list = json_object_get(root, "normalizers"), *step;
-    json_array_foreach(list, i, step)
-    {
+    const td_json *list = td_json_get(root, "normalizers");
+    for (size_t i = 0; i < n_items(list); i++) {
+        const td_json *step = td_json_at(list, i);
         if (!is_type(step, "NFC")) return unsupported(err, "normalizer", step); /* no sequence within one either */
         tok->nfc = true;
     }
@@ -59,22 +74,24 @@ static td_status add_splitter(td_tokenizer *tok, const char *pattern, size_t n_b
     return TD_OK;
 }
 
-static td_status read_split(td_tokenizer *tok, const json_t *step, td_error *err)
+static td_status read_split(td_tokenizer *tok, const td_json *step, td_error *err)
 {
-    const json_t *pattern = json_object_get(step, "pattern");
-    const json_t *regex = json_object_get(pattern, "Regex"), *literal = json_object_get(pattern, "String");
-    const json_t *text = regex ? regex : literal;
-    const char *behavior = json_string_value(json_object_get(step, "behavior"));
-    if (!behavior || strcmp(behavior, "Isolated") != 0)
+    const td_json *pattern = td_json_get(step, "pattern");
+    const td_json *regex = td_json_get(pattern, "Regex"), *literal = td_json_get(pattern, "String");
+    const td_json *text = regex ? regex : literal;
+    const td_json *behavior = td_json_get(step, "behavior");
+    if (!td_json_equals(behavior, "Isolated"))
         return td_fail(err, TD_EUNSUPPORTED, "pre_tokenizer Split: behavior %.100s is not supported, only Isolated",
-                       behavior ? behavior : "(none)");
+                       td_json_string(behavior, NULL) ? td_json_string(behavior, NULL) : "(none)");
     if (flag(step, "invert", false))
         return td_fail(err, TD_EUNSUPPORTED, "pre_tokenizer Split: invert is not supported");
-    if (!json_is_string(text)) return td_fail(err, TD_EFORMAT, "pre_tokenizer Split: no pattern");
-    return add_splitter(tok, json_string_value(text), json_string_length(text), !regex, err);
+    size_t n_bytes = 0;
+    const char *bytes = td_json_string(text, &n_bytes);
+    if (!bytes) return td_fail(err, TD_EFORMAT, "pre_tokenizer Split: no pattern");
+    return add_splitter(tok, bytes, n_bytes, !regex, err);
 }
 
-static td_status read_byte_level(td_tokenizer *tok, const json_t *step, td_error *err)
+static td_status read_byte_level(td_tokenizer *tok, const td_json *step, td_error *err)
 {
     static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     if (flag(step, "add_prefix_space", true))
@@ -82,13 +99,13 @@ static td_status read_byte_level(td_tokenizer *tok, const json_t *step, td_error
     return flag(step, "use_regex", true) ? add_splitter(tok, gpt2, sizeof gpt2 - 1, false, err) : TD_OK;
 }
 
-td_status td_tokenizer_read_pre_tokenizer(td_tokenizer *tok, const json_t *root, td_error *err)
+td_status td_tokenizer_read_pre_tokenizer(td_tokenizer *tok, const td_json *root, td_error *err)
 {
-    const json_t *list = is_type(root, "Sequence") ? json_object_get(root, "pretokenizers") : NULL;
-    size_t n = list ? json_array_size(list) : root ? 1 : 0;
+    const td_json *list = is_type(root, "Sequence") ? td_json_get(root, "pretokenizers") : NULL;
+    size_t n = list ? n_items(list) : root ? 1 : 0;
     bool byte_level = false;
     for (size_t i = 0; i < n; i++) {
-        const json_t *step = list ? json_array_get(list, i) : root;
+        const td_json *step = list ? td_json_at(list, i) : root;
         td_status st;
         if (byte_level) return td_fail(err, TD_EUNSUPPORTED, "pre_tokenizer: a step behind ByteLevel");
         if (is_type(step, "Split")) {
@@ -107,39 +124,36 @@ td_status td_tokenizer_read_pre_tokenizer(td_tokenizer *tok, const json_t *root,
 }
 
 /* Ids of one special token of a template, appended to list. */
-static td_status add_special_ids(const json_t *root, const json_t *item, int32_t *list, int *n_list, td_error *err)
+static td_status add_special_ids(const td_json *root, const td_json *item, int32_t *list, int *n_list, td_error *err)
 {
-    const char *name = json_string_value(json_object_get(item, "id"));
-    const json_t *tokens = json_object_get(root, "special_tokens");
-    const json_t *ids = json_object_get(name ? json_object_get(tokens, name) : NULL, "ids"), *id;
-    size_t i;
-    if (!json_is_array(ids))
+    const char *name = td_json_string(td_json_get(item, "id"), NULL);
+    const td_json *tokens = td_json_get(root, "special_tokens");
+    const td_json *ids = td_json_get(name ? td_json_get(tokens, name) : NULL, "ids");
+    if (td_json_kind_of(ids) != TD_JSON_ARRAY)
         return td_fail(err, TD_EFORMAT, "post_processor: special token %.100s has no ids", name ? name : "(no name)");
-    json_array_foreach(ids, i, id)
-    {
-        json_int_t value = json_is_integer(id) ? json_integer_value(id) : -1;
-        if (value < 0 || value >= (json_int_t)TD_BPE_MAX_IDS)
+    for (size_t i = 0; i < td_json_count(ids); i++) {
+        int32_t id;
+        if (!read_id(td_json_at(ids, i), &id))
             return td_fail(err, TD_EFORMAT, "post_processor: an id of %.100s is out of range", name);
         if (*n_list == TD_MAX_SPECIAL_IDS)
             return td_fail(err, TD_EUNSUPPORTED, "post_processor: more than %d special ids", TD_MAX_SPECIAL_IDS);
-        list[(*n_list)++] = (int32_t)value;
+        list[(*n_list)++] = id;
     }
     return TD_OK;
 }
 
-static td_status read_template(td_tokenizer *tok, const json_t *root, td_error *err)
+static td_status read_template(td_tokenizer *tok, const td_json *root, td_error *err)
 {
-    const json_t *single = json_object_get(root, "single"), *item;
+    const td_json *single = td_json_get(root, "single");
     bool behind = false; /* the text itself has been passed */
-    size_t i;
-    json_array_foreach(single, i, item)
-    {
-        const json_t *special = json_object_get(item, "SpecialToken");
+    for (size_t i = 0; i < n_items(single); i++) {
+        const td_json *item = td_json_at(single, i);
+        const td_json *special = td_json_get(item, "SpecialToken");
         if (special) {
             td_status st = behind ? add_special_ids(root, special, tok->behind, &tok->n_behind, err)
                                   : add_special_ids(root, special, tok->before, &tok->n_before, err);
             if (st != TD_OK) return st;
-        } else if (json_object_get(item, "Sequence") && !behind) {
+        } else if (td_json_get(item, "Sequence") && !behind) {
             behind = true;
         } else {
             return td_fail(err, TD_EFORMAT, "post_processor: single[%zu] is not known", i);
@@ -148,7 +162,7 @@ static td_status read_template(td_tokenizer *tok, const json_t *root, td_error *
     return behind ? TD_OK : td_fail(err, TD_EFORMAT, "post_processor: single has no text");
 }
 
-static td_status read_processor(td_tokenizer *tok, const json_t *part, td_error *err)
+static td_status read_processor(td_tokenizer *tok, const td_json *part, td_error *err)
 {
     if (is_type(part, "ByteLevel")) return TD_OK; /* moves offsets, which nobody asks for */
     if (!is_type(part, "TemplateProcessing")) return unsupported(err, "post_processor", part);
@@ -157,22 +171,17 @@ static td_status read_processor(td_tokenizer *tok, const json_t *part, td_error 
     return read_template(tok, part, err);
 }
 
-td_status td_tokenizer_read_post_processor(td_tokenizer *tok, const json_t *root, td_error *err)
+td_status td_tokenizer_read_post_processor(td_tokenizer *tok, const td_json *root, td_error *err)
 {
     if (!root) return TD_OK;
     if (!is_type(root, "Sequence")) return read_processor(tok, root, err);
-    const json_t *list = json_object_get(root, "processors"), *step;
+    const td_json *list = td_json_get(root, "processors");
     td_status st = TD_OK;
-    size_t i;
-    json_array_foreach(list, i, step)
-    {
-        st = read_processor(tok, step, err);
-        if (st != TD_OK) break;
-    }
+    for (size_t i = 0; i < n_items(list) && st == TD_OK; i++) st = read_processor(tok, td_json_at(list, i), err);
     return st;
 }
 
-td_status td_tokenizer_read_decoder(td_tokenizer *tok, const json_t *root, td_error *err)
+td_status td_tokenizer_read_decoder(td_tokenizer *tok, const td_json *root, td_error *err)
 {
     (void)tok;
     return !root || is_type(root, "ByteLevel") ? TD_OK : unsupported(err, "decoder", root);
@@ -191,36 +200,33 @@ static td_status add_token(td_tokenizer *tok, const td_added_token *token, const
     return st;
 }
 
-static td_status read_added_token(td_tokenizer *tok, const json_t *item, size_t i, td_error *err)
+static td_status read_added_token(td_tokenizer *tok, const td_json *item, size_t i, td_error *err)
 {
-    const json_t *content = json_object_get(item, "content"), *id = json_object_get(item, "id");
-    json_int_t value = json_is_integer(id) ? json_integer_value(id) : -1;
-    size_t n_bytes = json_string_length(content);
-    if (!json_is_string(content) || n_bytes == 0 || n_bytes > TD_ADDED_MAX_BYTES)
+    int32_t id;
+    size_t n_bytes = 0;
+    const char *content = td_json_string(td_json_get(item, "content"), &n_bytes);
+    if (!content || n_bytes == 0 || n_bytes > TD_ADDED_MAX_BYTES)
         return td_fail(err, TD_EFORMAT, "added_tokens[%zu]: content must be 1 to %d bytes", i, TD_ADDED_MAX_BYTES);
-    if (value < 0 || value >= (json_int_t)TD_BPE_MAX_IDS)
+    if (!read_id(td_json_get(item, "id"), &id))
         return td_fail(err, TD_EFORMAT, "added_tokens[%zu]: id must be 0 to %u", i, TD_BPE_MAX_IDS - 1);
     bool special = flag(item, "special", false);
     td_added_token token = {
-        .id = (int32_t)value,
+        .id = id,
         .special = special,
         .single_word = flag(item, "single_word", false),
         .lstrip = flag(item, "lstrip", false),
         .rstrip = flag(item, "rstrip", false),
         .normalized = flag(item, "normalized", !special),
     };
-    td_status st = add_token(tok, &token, json_string_value(content), n_bytes);
+    td_status st = add_token(tok, &token, content, n_bytes);
     return st == TD_OK ? TD_OK : td_fail(err, st, "out of memory");
 }
 
-td_status td_tokenizer_read_added(td_tokenizer *tok, const json_t *root, td_error *err)
+td_status td_tokenizer_read_added(td_tokenizer *tok, const td_json *root, td_error *err)
 {
-    const json_t *item;
-    size_t i;
-    if (root && !json_is_array(root)) return td_fail(err, TD_EFORMAT, "added_tokens is not an array");
-    json_array_foreach(root, i, item)
-    {
-        td_status st = read_added_token(tok, item, i, err);
+    if (root && td_json_kind_of(root) != TD_JSON_ARRAY) return td_fail(err, TD_EFORMAT, "added_tokens is not an array");
+    for (size_t i = 0; i < td_json_count(root); i++) {
+        td_status st = read_added_token(tok, td_json_at(root, i), i, err);
         if (st != TD_OK) return st;
     }
     td_added_tokens *sets[] = { &tok->added, &tok->added_normalized };

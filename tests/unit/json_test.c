@@ -348,13 +348,47 @@ static void test_buf(void **state)
     td_buf_deinit(&buf);
 }
 
+/* Files: the text stays as it was, mistakes are named by line (line ends inside strings, escaped ones, do not count),
+ * and one name twice is a mistake in small objects and in sorted ones. */
+static void test_files(void **state)
+{
+    (void)state;
+    const struct {
+        const char *text, *refusal; /* NULL: none */
+    } cases[] = {
+        { "{\n \"a\": \"x\\ny\",\n \"b\": [1,\n2]\n}\n", NULL },
+        { "{\"a\": {\"k\": 1}, \"b\": {\"k\": 1}}", NULL },
+        { "{\n\"a\": 1\n\"b\": 2}", "line 3: ',' or '}' expected" },
+        { "[\"\\n\\n\\n\",\n nope]", "line 2: a value expected" },
+        { "", "line 1: a value expected" },
+        { "{}\n{}", "line 2: text after the value" },
+        { "{\n\"a\": 1,\n\"b\": 2,\n\"a\": 1\n}", "line 5: duplicate names in the object that ends here" },
+        { "{\"a\":0,\"b\":0,\"c\":0,\"d\":0,\"e\":0,\"f\":0,\"g\":0,\"h\":0,\"i\":0,\"j\":0,\"k\":0,\"l\":0,\"m\":0,"
+          "\"n\":0,\"o\":0,\"p\":0,\"q\":0,\"\\u0062\":0}",
+          "line 1: duplicate names in the object that ends here" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_arena arena;
+        td_error err;
+        const td_json *value = NULL;
+        char before[256];
+        snprintf(before, sizeof before, "%s", cases[i].text);
+        td_arena_init(&arena, 0);
+        td_status status = td_json_parse_file(&arena, before, strlen(before), &value, &err);
+        assert_int_equal(status, cases[i].refusal ? TD_EFORMAT : TD_OK);
+        if (cases[i].refusal) assert_string_equal(err.text, cases[i].refusal);
+        assert_string_equal(before, cases[i].text);
+        td_arena_deinit(&arena);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accepts),    cmocka_unit_test(test_refuses), cmocka_unit_test(test_zero_bytes),
         cmocka_unit_test(test_same_names), cmocka_unit_test(test_limits),  cmocka_unit_test(test_prefixes),
         cmocka_unit_test(test_getters),    cmocka_unit_test(test_repr),    cmocka_unit_test(test_writer),
-        cmocka_unit_test(test_buf),
+        cmocka_unit_test(test_buf),        cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

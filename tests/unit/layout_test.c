@@ -564,7 +564,7 @@ static void test_info(void **state)
     fx_write_text(&fx, "config.json", "{\"model_type\": \"llama\"}");
     expect_info(1, fx.dir, NULL,
                 SAYS("not a checkpoint that tandem serves", "model_type: \"llama\", must be", "in 3 files"));
-    expect_info(1, fx.dir, "--json", SAYS("\"served\": false", "\"n_problems\": 1", "\"container\""));
+    expect_info(1, fx.dir, "--json", SAYS("\"served\":false", "\"n_problems\":1", "\"container\""));
     fx_destroy(&fx);
     expect_info(1, "/nonexistent", NULL, SAYS("/nonexistent/config.json: No such file or directory"));
     expect_info(0, "--help", NULL, SAYS("usage: tandem info DIR [--json]", "exit code"));
