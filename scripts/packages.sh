@@ -2,9 +2,9 @@
 # packages.sh build|test [--missing]    installs what the build (or also the tests) need on Debian 12 and Ubuntu 24.04;
 # with --missing only names what is not there. Uses sudo when not root; does nothing when nothing is missing.
 set -euo pipefail
-BUILD=(gcc cmake ninja-build pkg-config libc6-dev libucx-dev libmicrohttpd-dev libjansson-dev libpcre2-dev libssl-dev
-    libcurl4-openssl-dev libcmocka-dev curl)
-TEST=(clang nodejs iproute2 shellcheck clang-format qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross jq)
+BUILD=(gcc cmake ninja-build pkg-config libc6-dev libucx-dev libmicrohttpd-dev libpcre2-dev libssl-dev
+    libcurl4-openssl-dev curl)
+TEST=(libcmocka-dev libjansson-dev clang nodejs iproute2 shellcheck clang-format qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross jq)
 case "${1:-}" in
 build) wanted=("${BUILD[@]}") ;;
 test) wanted=("${BUILD[@]}" "${TEST[@]}") ;;

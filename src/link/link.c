@@ -120,6 +120,7 @@ static td_status map_region(td_link *link, size_t bytes, td_error *err)
 td_status td_link_open(const td_link_options *options, td_link **out, td_error *err)
 {
     td_status status = check_options(options, err);
+    if (status == TD_OK && options->world > 1) status = td_ucx_available(err);
     if (status != TD_OK) return status;
     td_link *link = calloc(1, sizeof *link);
     if (!link) return td_fail(err, TD_ENOMEM, "link: out of memory");

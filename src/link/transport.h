@@ -22,6 +22,9 @@ typedef struct td_transport {
 extern const td_transport td_transport_loop;
 extern const td_transport td_transport_ucx;
 
+/* TD_EUNSUPPORTED: this program was built without UCX (no_ucx.c). Asked before a peer is waited for. */
+td_status td_ucx_available(td_error *err);
+
 /* Connects to the peer through link->control; link->state on success. Memory: registers link->region. */
 td_status td_ucx_open(td_link *link, const td_link_options *options, td_error *err);
 
