@@ -310,8 +310,9 @@ static void test_options(void **state)
     assert_int_equal(td_link_open(&o, &link, &err), TD_EINVAL);
     assert_non_null(strstr(err.text, "'udp', allowed are auto, shm, tcp, rc"));
     o.transport = "tcp", o.master_host = "not an address";
-    assert_int_equal(td_link_open(&o, &link, &err), TD_ENOTFOUND);
-    assert_non_null(strstr(err.text, "not an address"));
+    td_status status = td_link_open(&o, &link, &err);
+    assert_true(status == TD_ENOTFOUND || status == TD_EUNSUPPORTED);
+    assert_non_null(strstr(err.text, status == TD_ENOTFOUND ? "not an address" : "built without UCX"));
     assert_null(link);
 }
 

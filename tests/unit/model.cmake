@@ -1,6 +1,7 @@
 add_library(td_test_model STATIC model_support.c tiny_checkpoint.c)
 target_include_directories(td_test_model PUBLIC ${CMAKE_CURRENT_LIST_DIR})
 target_link_libraries(td_test_model PUBLIC td_model)
-td_test(unit_model SOURCES model_test.c DEPS td_test_model LABELS unit)
+td_test(unit_model SOURCES model_test.c DEPS td_test_model LABELS unit arm64)
+td_test(model_digest SOURCES model_digest.c DEPS td_test_model LABELS unit arm64)
 td_test(unit_model_rows SOURCES model_rows_test.c DEPS td_test_model LABELS unit)
 td_test(unit_model_demo SOURCES model_demo_test.c DEPS td_test_model td_text LABELS unit)
