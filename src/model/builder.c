@@ -83,26 +83,35 @@ static const td_tensor *find(td_builder *b, const char *name, int64_t rows, int6
     return status ? NULL : tensor;
 }
 
-static bool grow_staging(td_builder *b, size_t n)
+/* n_bytes to convert into; NULL after a failure. What was there is lost. */
+static void *staging(td_builder *b, size_t n_bytes)
 {
-    if (n <= b->staging_cap) return true;
-    td_bf16 *grown = (td_bf16 *)realloc(b->staging, n * sizeof *grown);
+    if (n_bytes <= b->staging_bytes) return b->staging;
+    void *grown = realloc(b->staging, n_bytes);
     if (!grown) {
-        stop(b, td_fail(b->err, TD_ENOMEM, "model: no memory to convert a tensor (%zu values)", n));
-        return false;
+        stop(b, td_fail(b->err, TD_ENOMEM, "model: no memory to convert a tensor (%zu bytes)", n_bytes));
+        return NULL;
     }
     b->staging = grown;
-    b->staging_cap = n;
-    return true;
+    b->staging_bytes = n_bytes;
+    return grown;
+}
+
+static void upload(td_builder *b, void *dst, const void *src, size_t n_bytes)
+{
+    if (!working(b)) return;
+    td_status status = td_dev_upload(b->dev, dst, src, n_bytes);
+    if (status) stop(b, td_fail(b->err, status, "model: weights cannot be copied to the device"));
 }
 
 /* Rows first .. first + n - 1 of a tensor as bf16: in place when it is that already, else converted into staging. */
 static const td_bf16 *rows_bf16(td_builder *b, const td_tensor *tensor, int64_t first, int64_t n, int64_t cols)
 {
     if (tensor->dtype == TD_DTYPE_BF16) return (const td_bf16 *)tensor->data + first * cols;
-    if (!grow_staging(b, (size_t)(n * cols))) return NULL;
-    stop(b, td_tensor_to_bf16(tensor, first * cols, n * cols, b->staging, b->err));
-    return working(b) ? b->staging : NULL;
+    td_bf16 *out = (td_bf16 *)staging(b, (size_t)(n * cols) * sizeof *out);
+    if (!out) return NULL;
+    stop(b, td_tensor_to_bf16(tensor, first * cols, n * cols, out, b->err));
+    return working(b) ? out : NULL;
 }
 
 td_part td_part_all(const char *name, int64_t rows)
@@ -162,20 +171,29 @@ void td_build_whole(td_builder *b, td_weight *w, td_format format, const char *n
 
 void td_build_floats(td_builder *b, const float **dst, int64_t cols, const td_part *parts, int n_parts)
 {
+    td_build_mapped(b, dst, cols, parts, n_parts, NULL);
+}
+
+void td_build_mapped(td_builder *b, const float **dst, int64_t cols, const td_part *parts, int n_parts,
+                     float (*map)(float))
+{
     size_t n = 0;
     for (int i = 0; i < n_parts; i++) n += (size_t)(td_range_n(parts[i].take) * cols);
     if (b->mem) {
         *dst = (const float *)td_builder_take(b, n * sizeof(float));
         return;
     }
-    float *out = (float *)*dst;
+    float *values = (float *)staging(b, n * sizeof *values), *end = values;
+    if (!values) return;
     for (int i = 0; i < n_parts; i++) {
         const td_tensor *tensor = find(b, parts[i].name, parts[i].rows, cols);
         if (!tensor) return;
-        int64_t values = td_range_n(parts[i].take) * cols;
-        stop(b, td_tensor_to_f32(tensor, parts[i].take.begin * cols, values, out, b->err));
-        out += values;
+        int64_t count = td_range_n(parts[i].take) * cols;
+        stop(b, td_tensor_to_f32(tensor, parts[i].take.begin * cols, count, end, b->err));
+        end += count;
     }
+    for (size_t i = 0; map && working(b) && i < n; i++) values[i] = map(values[i]);
+    upload(b, (void *)*dst, values, n * sizeof *values);
     filled(b, n * sizeof(float));
 }
 
@@ -193,11 +211,11 @@ void td_build_table(td_builder *b, const td_bf16 **dst, const char *name, int64_
         return;
     }
     const td_tensor *tensor = find(b, name, rows, cols);
-    td_bf16 *out = (td_bf16 *)*dst;
     int64_t group = STAGING_ELEMENTS / cols + 1;
     for (int64_t done = 0; done < rows && working(b); done += group) {
         int64_t n = rows - done < group ? rows - done : group;
-        stop(b, td_tensor_to_bf16(tensor, done * cols, n * cols, out + done * cols, b->err));
+        const td_bf16 *src = rows_bf16(b, tensor, done, n, cols);
+        upload(b, (void *)(*dst + done * cols), src, (size_t)n * row_bytes);
     }
     filled(b, (size_t)rows * row_bytes);
 }
@@ -262,8 +280,8 @@ static void build_exl3(td_builder *b, td_exl3 *view, const td_expert_matrix *mat
     td_exl3 whole = exl3_of(matrix);
     stop(b, td_expert_matrix_check_marker(matrix, b->err));
     if (working(b))
-        stop(b, td_exl3_slice(&whole, (int)cut->in.begin, (int)cut->in.end, (int)cut->out.begin, (int)cut->out.end,
-                              (void *)view->trellis, view, b->err));
+        stop(b, b->ops->exl3_fill(b->dev, view, &whole, (int)cut->in.begin, (int)cut->in.end, (int)cut->out.begin,
+                                  (int)cut->out.end, b->err));
     filled(b, n_bytes);
 }
 
@@ -330,4 +348,13 @@ void td_build_experts(td_builder *b, td_experts *e, const td_config *config, td_
             build_expert_matrix(b, e, expert, &cut);
         }
     }
+    if (!working(b)) return;
+    size_t table_bytes = b->ops->experts_table_bytes(e);
+    if (b->mem) {
+        if (table_bytes) e->table = td_builder_take(b, table_bytes);
+        return;
+    }
+    td_status status = b->ops->experts_table_fill(b->dev, e);
+    if (status) stop(b, td_fail(b->err, status, "%smlp.experts: their table cannot be written", b->prefix));
+    if (table_bytes) filled(b, table_bytes);
 }

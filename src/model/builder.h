@@ -18,14 +18,15 @@ typedef struct td_builder {
     char prefix[64]; /* put before every tensor name */
     int layer;
 
-    td_arena *mem;   /* taking: from here; NULL: filling */
-    size_t *account; /* taking: the plan's sum that grows */
+    td_arena *mem;    /* taking: device memory from here; NULL: filling */
+    td_arena *shared; /* taking: what host and device both see */
+    size_t *account;  /* taking: the plan's sum that grows */
 
     td_progress_fn *progress; /* filling */
     void *user;
     uint64_t done_bytes, total_bytes, unreleased_bytes;
-    td_bf16 *staging; /* rows converted from another dtype; heap, only while loading */
-    size_t staging_cap;
+    void *staging; /* values converted on their way to the device; heap, only while loading */
+    size_t staging_bytes;
 } td_builder;
 
 void td_builder_deinit(td_builder *b);
@@ -55,6 +56,9 @@ void td_build_whole(td_builder *b, td_weight *w, td_format format, const char *n
 /* The parts, `cols` values a row, as fp32, one after the other. */
 void td_build_floats(td_builder *b, const float **dst, int64_t cols, const td_part *parts, int n_parts);
 void td_build_vector(td_builder *b, const float **dst, const char *name, int64_t n);
+/* The same with every value replaced by map(value); map NULL: as they are. */
+void td_build_mapped(td_builder *b, const float **dst, int64_t cols, const td_part *parts, int n_parts,
+                     float (*map)(float));
 
 void td_build_table(td_builder *b, const td_bf16 **dst, const char *name, int64_t rows, int64_t cols);
 

@@ -107,7 +107,7 @@ typedef struct td_model_scratch {
     td_act *x;          /* [rows][4][dim] the streams */
     float *post, *comb; /* [rows][4], [rows][4][4] of the pending site */
     td_act *n;          /* [rows][dim] normed input of a block */
-    float *partials;    /* [TD_SHARDS][rows][dim], registered with the link */
+    float *partials;    /* [TD_SHARDS][rows][dim]; with a second rank: memory that the link sends from */
     td_act *kda_proj, *kda_f, *kda_gate, *kda_y;
     td_act *dsa_proj, *dsa_c_q, *dsa_q, *dsa_o, *index_q;
     float *index_weights;
@@ -117,7 +117,7 @@ typedef struct td_model_scratch {
     float *expert_weights;
     td_act *final;            /* [rows][dim] final-normed rows of the last forward (with the MTP layer) */
     td_act *wanted;           /* [n_logits][dim] those whose logits are wanted */
-    float *logits[TD_SHARDS]; /* [n_logits][vocab_shard] of own shards, by own index */
+    float *logits[TD_SHARDS]; /* [n_logits][vocab_shard] of own shards, by own index; the host reads them too */
 } td_model_scratch;
 
 struct td_model {
@@ -136,8 +136,8 @@ struct td_model {
     int blocks_cap;          /* entries of a slot's block table */
     int n_loaded;            /* layers, the MTP layer included when it is loaded */
 
-    void *memory; /* plan.total_bytes */
-    size_t memory_bytes;
+    void *memory, *shared; /* on the device; seen by both (memory.c) */
+    size_t memory_bytes, shared_bytes;
     td_arena meta;          /* structures on the heap */
     td_model_layer *layers; /* [n_loaded] */
     td_model_slot *slots;   /* [n_slots] */
@@ -164,12 +164,12 @@ static inline const td_act *td_model_act(const td_model *m, const td_act *base, 
     return td_act_at(m->dev, base, i);
 }
 
-/* memory.c: where device memory comes from, and host copies to and from it. */
-td_status td_memory_create(td_model *m, size_t n_bytes, td_error *err);
+/* memory.c: where device memory comes from. */
+td_status td_memory_create(td_model *m, size_t n_bytes, size_t shared_bytes, td_error *err);
 void td_memory_destroy(td_model *m);
 
-/* layout.c: everything, once counting (base NULL), once taking. */
-td_status td_model_layout(td_model *m, const td_checkpoint *ck, td_arena *mem, td_error *err);
+/* layout.c: everything, once counting (base NULL), once taking; shared: what host and device both reach. */
+td_status td_model_layout(td_model *m, const td_checkpoint *ck, td_arena *mem, td_arena *shared, td_error *err);
 td_status td_model_init(td_model *m, td_dev *dev, const td_ops *ops, const td_config *config,
                         const td_model_options *options, td_error *err);
 

@@ -79,6 +79,21 @@ static int32_t *take_i32(td_builder *b, size_t n)
     return (int32_t *)td_builder_take(b, n * sizeof(int32_t));
 }
 
+/* From what host and device both see. */
+static void *take_shared(td_builder *b, size_t n_bytes)
+{
+    td_arena *device = b->mem;
+    b->mem = b->shared;
+    void *p = td_builder_take(b, n_bytes);
+    b->mem = device;
+    return p;
+}
+
+static int32_t *take_table(td_builder *b, size_t n)
+{
+    return (int32_t *)take_shared(b, n * sizeof(int32_t));
+}
+
 static void layout_kda_caches(td_builder *b, td_model *m, td_model_kda *kda)
 {
     for (int i = 0; i < m->n_own; i++) {
@@ -123,7 +138,7 @@ static void layout_dsa_caches(td_builder *b, td_model *m, td_model_dsa *dsa)
 static void layout_caches(td_builder *b, td_model *m)
 {
     b->account = &m->plan.state_bytes;
-    m->blocks = take_i32(b, (size_t)m->options.n_slots * (size_t)m->blocks_cap);
+    m->blocks = take_table(b, (size_t)m->options.n_slots * (size_t)m->blocks_cap);
     for (int i = 0; i < m->n_loaded; i++) {
         td_model_layer *layer = &m->layers[i];
         if (layer->is_dsa)
@@ -138,12 +153,12 @@ static void layout_caches(td_builder *b, td_model *m)
 static void layout_window(td_builder *b, td_model *m, td_model_window *window)
 {
     size_t rows = (size_t)m->rows_cap;
-    window->ids = take_i32(b, rows);
-    window->pos = take_i32(b, rows);
-    window->seg = take_i32(b, rows);
-    window->segments = (td_segment *)td_builder_take(b, TD_SEGMENTS_MAX * sizeof(td_segment));
-    window->keep = take_i32(b, TD_SEGMENTS_MAX);
-    window->wanted = take_i32(b, (size_t)m->options.n_logits);
+    window->ids = take_table(b, rows);
+    window->pos = take_table(b, rows);
+    window->seg = take_table(b, rows);
+    window->segments = (td_segment *)take_shared(b, TD_SEGMENTS_MAX * sizeof(td_segment));
+    window->keep = take_table(b, TD_SEGMENTS_MAX);
+    window->wanted = take_table(b, (size_t)m->options.n_logits);
     window->w = (td_window){ .ids = window->ids,
                              .pos = window->pos,
                              .seg = window->seg,
@@ -215,6 +230,17 @@ static void layout_blocks_scratch(td_builder *b, td_model *m)
     m->plan.scratch_bytes = most_account;
 }
 
+/* One rank alone: on the device. Two: where the link sends from, which on the CPU is the link's own region (model.c).
+ */
+static void layout_partials(td_builder *b, td_model *m)
+{
+    size_t n = TD_SHARDS * (size_t)m->rows_cap * (size_t)m->config.hidden;
+    if (m->options.world == 1)
+        m->s.partials = take_f32(b, n);
+    else if (td_dev_backend(m->dev) != TD_CPU)
+        m->s.partials = (float *)take_shared(b, n * sizeof(float));
+}
+
 static void layout_scratch(td_builder *b, td_model *m)
 {
     size_t rows = (size_t)m->rows_cap, dim = (size_t)m->config.hidden, n_logits = (size_t)m->options.n_logits;
@@ -227,15 +253,19 @@ static void layout_scratch(td_builder *b, td_model *m)
     m->s.n = take_act(b, rows * dim);
     m->s.wanted = take_act(b, n_logits * dim);
     if (m->options.mtp) m->s.final = take_act(b, rows * dim);
-    for (int i = 0; i < m->n_own; i++) m->s.logits[i] = take_f32(b, n_logits * (size_t)m->vocab_shard);
+    for (int i = 0; i < m->n_own; i++)
+        m->s.logits[i] = (float *)take_shared(b, n_logits * (size_t)m->vocab_shard * sizeof(float));
+    layout_partials(b, m);
     layout_blocks_scratch(b, m);
 }
 
 /* ---- all of it ---- */
 
-td_status td_model_layout(td_model *m, const td_checkpoint *ck, td_arena *mem, td_error *err)
+td_status td_model_layout(td_model *m, const td_checkpoint *ck, td_arena *mem, td_arena *shared, td_error *err)
 {
-    td_builder b = { .dev = m->dev, .ops = m->ops, .ck = ck, .meta = &m->meta, .err = err, .mem = mem };
+    td_builder b = {
+        .dev = m->dev, .ops = m->ops, .ck = ck, .meta = &m->meta, .err = err, .mem = mem, .shared = shared
+    };
     size_t rows = (size_t)m->rows_cap, row_bytes = (size_t)m->config.hidden * sizeof(float);
     memset(&m->plan, 0, sizeof m->plan);
     m->layers =
@@ -247,8 +277,10 @@ td_status td_model_layout(td_model *m, const td_checkpoint *ck, td_arena *mem, t
     if (b.status) return b.status;
     layout_caches(&b, m);
     layout_scratch(&b, m);
-    m->plan.total_bytes = mem->used_bytes;
-    m->plan.link_region_bytes = (TD_SHARDS * rows * row_bytes + 4095) / 4096 * 4096;
+    m->plan.total_bytes = mem->used_bytes + shared->used_bytes;
+    m->plan.shared_bytes = shared->used_bytes;
+    bool in_link = m->options.world > 1 && td_dev_backend(m->dev) == TD_CPU; /* where partials live, see above */
+    m->plan.link_region_bytes = in_link ? (TD_SHARDS * rows * row_bytes + 4095) / 4096 * 4096 : 0;
     m->plan.link_gather_bytes = TD_WINDOW_MAX * row_bytes;
     return b.status;
 }
@@ -261,10 +293,11 @@ td_status td_model_plan_bytes(const td_dev *dev, const td_ops *ops, const td_che
     /* The layout asks dev for sizes only. */
     td_status status = td_model_init(m, (td_dev *)dev, ops, td_checkpoint_config(checkpoint), options, err);
     if (!status) {
-        td_arena counting;
+        td_arena counting, shared;
         td_arena_init_fixed(&counting, NULL, SIZE_MAX);
+        td_arena_init_fixed(&shared, NULL, SIZE_MAX);
         td_arena_init(&m->meta, 0);
-        status = td_model_layout(m, checkpoint, &counting, err);
+        status = td_model_layout(m, checkpoint, &counting, &shared, err);
         if (!status) *plan = m->plan;
         td_arena_deinit(&m->meta);
     }

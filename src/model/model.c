@@ -9,14 +9,15 @@ static td_status build(td_model *m, const td_checkpoint *ck, td_progress_fn *pro
 {
     td_model_plan plan;
     TD_TRY(td_model_plan_bytes(m->dev, m->ops, ck, &m->options, &plan, err));
-    m->s.partials = (float *)td_link_buffer(m->link, plan.link_region_bytes);
-    if (!m->s.partials)
+    if (plan.link_region_bytes) m->s.partials = (float *)td_link_buffer(m->link, plan.link_region_bytes);
+    if (plan.link_region_bytes && !m->s.partials)
         return td_fail(err, TD_ENOMEM, "model: the link was opened with too little memory, it needs %zu bytes",
                        plan.link_region_bytes);
-    TD_TRY(td_memory_create(m, plan.total_bytes, err));
-    td_arena mem;
-    td_arena_init_fixed(&mem, m->memory, plan.total_bytes);
-    TD_TRY(td_model_layout(m, ck, &mem, err));
+    TD_TRY(td_memory_create(m, plan.total_bytes - plan.shared_bytes, plan.shared_bytes, err));
+    td_arena mem, shared;
+    td_arena_init_fixed(&mem, m->memory, plan.total_bytes - plan.shared_bytes);
+    td_arena_init_fixed(&shared, m->shared, plan.shared_bytes);
+    TD_TRY(td_model_layout(m, ck, &mem, &shared, err));
     td_check(memcmp(&plan, &m->plan, sizeof plan) == 0);
     return td_model_load(m, ck, progress, user, err);
 }
@@ -76,8 +77,9 @@ void td_model_slot_reset(td_model *m, int slot)
             td_model_kda_shard *shard = &m->layers[i].kda.shard[own];
             size_t width = (size_t)shard->n_heads * TD_HEAD, at = (size_t)slot * 2; /* parity 0 */
             size_t conv = (TD_CONV - 1) * 3 * width;
-            memset(shard->state.state + at * width * TD_HEAD, 0, width * TD_HEAD * sizeof(float));
-            memset((void *)td_model_act(m, shard->state.conv, at * conv), 0, td_act_bytes(m->dev, conv));
+            float *state = shard->state.state + at * width * TD_HEAD;
+            td_dev_fill(m->dev, state, 0, width * TD_HEAD * sizeof(float));
+            td_dev_fill(m->dev, td_act_at(m->dev, shard->state.conv, at * conv), 0, td_act_bytes(m->dev, conv));
         }
     }
 }
@@ -95,11 +97,12 @@ void td_model_slot_blocks(td_model *m, int slot, const int32_t *blocks, int n_bl
     memcpy(m->blocks + (size_t)slot * (size_t)m->blocks_cap, blocks, (size_t)n_blocks * sizeof *blocks);
 }
 
-static void copy_rows(void *plane, int32_t from, int32_t to, int block_rows, int n_rows, size_t row_bytes)
+static td_status copy_rows(td_dev *dev, void *plane, int32_t from, int32_t to, int block_rows, int n_rows,
+                           size_t row_bytes)
 {
     size_t block_bytes = (size_t)block_rows * row_bytes;
-    memcpy((char *)plane + (size_t)to * block_bytes, (const char *)plane + (size_t)from * block_bytes,
-           (size_t)n_rows * row_bytes);
+    return td_dev_copy(dev, (char *)plane + (size_t)to * block_bytes, (const char *)plane + (size_t)from * block_bytes,
+                       (size_t)n_rows * row_bytes);
 }
 
 td_status td_model_block_copy(td_model *m, int32_t from, int32_t to, int n_tokens)
@@ -110,9 +113,10 @@ td_status td_model_block_copy(td_model *m, int32_t from, int32_t to, int n_token
     for (int i = 0; i < m->n_loaded; i++) {
         if (!m->layers[i].is_dsa) continue;
         const td_dsa_cache *cache = &m->layers[i].dsa.cache;
-        copy_rows(cache->latents, from, to, TD_BLOCK, n_tokens, td_kv_row_bytes(m->dev, cache->format, cache->kv_lora));
-        copy_rows(cache->pools, from, to, TD_BLOCK / TD_POOL, n_tokens / TD_POOL,
-                  td_kv_row_bytes(m->dev, cache->format, TD_HEAD));
+        TD_TRY(copy_rows(m->dev, cache->latents, from, to, TD_BLOCK, n_tokens,
+                         td_kv_row_bytes(m->dev, cache->format, cache->kv_lora)));
+        TD_TRY(copy_rows(m->dev, cache->pools, from, to, TD_BLOCK / TD_POOL, n_tokens / TD_POOL,
+                         td_kv_row_bytes(m->dev, cache->format, TD_HEAD)));
     }
     return TD_OK;
 }
@@ -149,7 +153,7 @@ td_status td_model_hidden(const td_model *m, int segment, int from_row, int n_ro
 void td_model_trace(td_model *m, const td_trace *trace)
 {
     m->trace = trace ? *trace : (td_trace){ 0 };
-    if (!m->trace.layer || m->trace_x) return;
+    if ((!m->trace.layer && !m->trace.mlp_input) || m->trace_x) return;
     m->trace_x = (float *)malloc((size_t)m->rows_cap * TD_STREAMS * (size_t)m->config.hidden * sizeof(float));
     td_check(m->trace_x != NULL);
 }

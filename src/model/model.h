@@ -39,7 +39,7 @@ typedef struct td_model_options {
 typedef struct td_model_plan {
     size_t experts_bytes, dense_bytes, embed_bytes, head_bytes, mtp_bytes; /* weights; mtp: all of that layer */
     size_t kv_bytes, state_bytes, scratch_bytes;
-    size_t total_bytes;
+    size_t total_bytes, shared_bytes; /* shared: the part of the total that host and device both see */
     size_t kv_bytes_per_token, state_bytes_per_slot;
     size_t link_region_bytes, link_gather_bytes; /* least region_bytes and gather_max_bytes of td_link_options */
 } td_model_plan;
@@ -128,11 +128,13 @@ typedef struct td_mtp_args {
 td_status td_model_mtp(td_model *model, const td_mtp_args *args, td_error *err);
 
 /* Debug and oracle: called after every layer with the streams X of the window, converted to fp32 [n_rows][4][hidden];
- * layer -1: after the embedding; n_layers: final-normed rows [n_rows][hidden]. NULL turns it off. Also selected experts
- * and pools. */
+ * layer -1: after the embedding; n_layers: final-normed rows [n_rows][hidden]. NULL turns it off. mlp_input: the normed
+ * rows [n_rows][hidden] that the layer's MLP or router and experts read, before the call of experts. Also selected
+ * experts and pools. The last three see the MTP layer too, as layer n_layers. */
 typedef struct td_trace {
     void *user;
     void (*layer)(void *user, int layer, int n_rows, const float *x);
+    void (*mlp_input)(void *user, int layer, int n_rows, const float *n);
     void (*experts)(void *user, int layer, int n_rows, int top_k, const int32_t *ids, const float *weights);
     void (*pools)(void *user, int layer, int n_rows, int top_pools, const int32_t *count, const int32_t *list);
 } td_trace;

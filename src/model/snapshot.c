@@ -4,20 +4,19 @@
  * the MTP layer is one position behind the trunk.) */
 #include "model/internal.h"
 
-#include <string.h>
-
 typedef struct cursor {
+    td_dev *dev;
     char *bytes; /* NULL: only count */
     size_t n_bytes;
     bool save;
+    td_status status;
 } cursor;
 
 static void move(cursor *c, void *device, size_t n_bytes)
 {
-    if (c->bytes && c->save)
-        memcpy(c->bytes + c->n_bytes, device, n_bytes);
-    else if (c->bytes)
-        memcpy(device, c->bytes + c->n_bytes, n_bytes);
+    if (c->bytes && !c->status)
+        c->status = c->save ? td_dev_download(c->dev, c->bytes + c->n_bytes, device, n_bytes)
+                            : td_dev_upload(c->dev, device, c->bytes + c->n_bytes, n_bytes);
     c->n_bytes += n_bytes;
 }
 
@@ -43,28 +42,27 @@ static void move_ring(const td_model *m, const td_dsa_cache *cache, int slot, in
     }
 }
 
-static size_t move_slot(const td_model *m, int slot, int32_t pos, void *bytes, bool save)
+static cursor move_slot(const td_model *m, int slot, int32_t pos, void *bytes, bool save)
 {
-    cursor c = { .bytes = (char *)bytes, .save = save };
+    cursor c = { .dev = m->dev, .bytes = (char *)bytes, .save = save };
     for (int i = 0; i < m->n_loaded; i++) {
         if (m->layers[i].is_dsa)
             move_ring(m, &m->layers[i].dsa.cache, slot, pos, &c);
         else
             move_kda(m, &m->layers[i].kda, slot, &c);
     }
-    return c.n_bytes;
+    return c;
 }
 
 size_t td_model_snapshot_bytes(const td_model *m)
 {
-    return move_slot(m, 0, 0, NULL, true);
+    return move_slot(m, 0, 0, NULL, true).n_bytes;
 }
 
 td_status td_model_snapshot_save(td_model *m, int slot, int32_t pos, void *dst)
 {
     if (slot < 0 || slot >= m->options.n_slots || pos != m->slots[slot].pos) return TD_EINVAL;
-    move_slot(m, slot, pos, dst, true);
-    return TD_OK;
+    return move_slot(m, slot, pos, dst, true).status;
 }
 
 td_status td_model_snapshot_load(td_model *m, int slot, int32_t pos, const void *src)
@@ -72,6 +70,5 @@ td_status td_model_snapshot_load(td_model *m, int slot, int32_t pos, const void 
     if (slot < 0 || slot >= m->options.n_slots || pos < 0 || pos > m->options.context_tokens) return TD_EINVAL;
     m->slots[slot].pos = pos;
     m->slots[slot].parity = 0;
-    move_slot(m, slot, pos, (void *)src, false);
-    return TD_OK;
+    return move_slot(m, slot, pos, (void *)src, false).status;
 }

@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* ---- pieces that the blocks share ---- */
 
@@ -37,6 +38,7 @@ float *td_model_partial(const td_model *m, int own, int n_rows)
 static td_status exchange(td_model *m, int n_rows, td_error *err)
 {
     if (m->options.world == 1) return TD_OK;
+    TD_TRY(td_dev_sync(m->dev, err)); /* the partials are in memory that the host sees */
     size_t n_values = (size_t)n_rows * (size_t)m->config.hidden, n_bytes = n_values * sizeof(float);
     if (n_bytes <= m->plan.link_gather_bytes) return td_link_gather(m->link, m->s.partials, n_bytes, err);
     float *mine = m->s.partials + (size_t)m->options.rank * n_values;
@@ -51,6 +53,17 @@ static td_status block_failed(td_error *err, td_status status, int layer, const 
 
 /* ---- trace and the comparison of ranks ---- */
 
+/* A copy of device memory for debugging, from malloc; NULL: no memory, or the device failed. */
+static void *on_host(td_dev *dev, const void *device, size_t n_bytes)
+{
+    void *copy = malloc(n_bytes ? n_bytes : 1);
+    if (copy && td_dev_download(dev, copy, device, n_bytes)) {
+        free(copy);
+        copy = NULL;
+    }
+    return copy;
+}
+
 /* The streams are complete up to and including `layer` (-1: the embedding). */
 static td_status layer_done(td_model *m, int layer, int n_rows, td_error *err)
 {
@@ -62,18 +75,41 @@ static td_status layer_done(td_model *m, int layer, int n_rows, td_error *err)
     if (!m->options.check_layers) return TD_OK;
     char what[TD_LINK_LABEL_MAX + 1];
     snprintf(what, sizeof what, "streams after layer %d", layer);
-    return td_link_check(m->link, what, td_fnv1a(TD_FNV1A_START, m->s.x, td_act_bytes(m->dev, n)), err);
+    size_t n_bytes = td_act_bytes(m->dev, n);
+    void *x = on_host(m->dev, m->s.x, n_bytes);
+    if (!x) return td_fail(err, TD_ENOMEM, "%s: they cannot be copied for the comparison", what);
+    td_status status = td_link_check(m->link, what, td_fnv1a(TD_FNV1A_START, x, n_bytes), err);
+    free(x);
+    return status;
 }
 
 static void trace_pools(td_model *m, int layer, int n_rows)
 {
-    if (m->trace.pools) m->trace.pools(m->trace.user, layer, n_rows, m->top_pools, m->s.pool_count, m->s.pool_list);
+    if (!m->trace.pools) return;
+    size_t rows = (size_t)n_rows;
+    int32_t *count = on_host(m->dev, m->s.pool_count, rows * sizeof *count);
+    int32_t *list = on_host(m->dev, m->s.pool_list, rows * (size_t)m->top_pools * sizeof *list);
+    if (count && list) m->trace.pools(m->trace.user, layer, n_rows, m->top_pools, count, list);
+    free(count);
+    free(list);
+}
+
+static void trace_mlp_input(td_model *m, int layer, int n_rows)
+{
+    if (!m->trace.mlp_input) return;
+    td_act_to_f32(m->dev, m->trace_x, m->s.n, (size_t)n_rows * (size_t)m->config.hidden);
+    m->trace.mlp_input(m->trace.user, layer, n_rows, m->trace_x);
 }
 
 static void trace_experts(td_model *m, int layer, int n_rows)
 {
-    if (m->trace.experts)
-        m->trace.experts(m->trace.user, layer, n_rows, m->config.top_k, m->s.expert_ids, m->s.expert_weights);
+    if (!m->trace.experts) return;
+    size_t n = (size_t)n_rows * (size_t)m->config.top_k;
+    int32_t *ids = on_host(m->dev, m->s.expert_ids, n * sizeof *ids);
+    float *weights = on_host(m->dev, m->s.expert_weights, n * sizeof *weights);
+    if (ids && weights) m->trace.experts(m->trace.user, layer, n_rows, m->config.top_k, ids, weights);
+    free(ids);
+    free(weights);
 }
 
 /* ---- layers ---- */
@@ -93,6 +129,7 @@ td_status td_model_feed_forward(td_model *m, int layer, const td_model_window *w
     int n_rows = window->w.n_rows;
     td_status status = l->is_moe ? td_model_moe_block(m, &l->moe, n_rows) : td_model_mlp_block(m, &l->mlp, n_rows);
     if (status) return block_failed(err, status, layer, l->is_moe ? "experts" : "MLP");
+    trace_mlp_input(m, layer, n_rows);
     if (l->is_moe) trace_experts(m, layer, n_rows);
     return exchange(m, n_rows, err);
 }
@@ -194,6 +231,7 @@ static td_status finish(td_model *m, const td_model_window *window)
 
 td_status td_model_forward(td_model *m, const td_batch *batch, td_error *err)
 {
+    TD_TRY(td_dev_sync(m->dev, err)); /* the tables may still be read, by a replay */
     TD_TRY(td_model_window_build(m, &m->window, batch, err));
     m->have_window = false;
     m->n_logits = 0;
@@ -202,6 +240,7 @@ td_status td_model_forward(td_model *m, const td_batch *batch, td_error *err)
     TD_TRY(run_layers(m, &m->window, err));
     status = finish(m, &m->window);
     if (status) return block_failed(err, status, m->config.n_layers, "head");
+    TD_TRY(td_dev_sync(m->dev, err));
     m->have_window = true;
     m->committed = false;
     return TD_OK;

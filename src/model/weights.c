@@ -34,14 +34,6 @@ static void build_site(td_builder *b, const td_config *c, td_model_site *site, c
     td_build_vector(b, &site->norm, norm, c->hidden);
 }
 
-/* exp(A_log). */
-static void exponentiate(td_builder *b, const float *values, int n)
-{
-    if (b->mem || b->status) return;
-    float *out = (float *)values;
-    for (int i = 0; i < n; i++) out[i] = td_expf(out[i]);
-}
-
 static void build_kda_shard(td_builder *b, const td_model *m, td_model_kda_shard *shard, td_range heads)
 {
     const td_config *c = &m->config;
@@ -53,8 +45,7 @@ static void build_kda_shard(td_builder *b, const td_model *m, td_model_kda_shard
                        { "self_attn.v_conv1d.weight", rows, own } };
     td_build_floats(b, &shard->w.conv, TD_CONV, conv, 3);
     td_part a_log = { "self_attn.A_log", c->kda_heads, heads };
-    td_build_floats(b, &shard->w.neg_a, 1, &a_log, 1);
-    exponentiate(b, shard->w.neg_a, shard->n_heads);
+    td_build_mapped(b, &shard->w.neg_a, 1, &a_log, 1, td_expf); /* exp(A_log) */
     td_part dt_bias = { "self_attn.dt_bias", rows, own };
     td_build_floats(b, &shard->w.dt_bias, 1, &dt_bias, 1);
     td_part out = td_part_all("self_attn.o_proj.weight", c->hidden);

@@ -10,6 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cmocka.h>
 
 typedef struct model_state {
@@ -63,7 +66,11 @@ static void test_plan_counts(void **state)
                      4 * (2 * 4 * 128 * 128 * 4 + 2 * 3 * 3 * 4 * 128 * 2) + 2 * 580 * 2 * 128 * 2);
     assert_int_equal(p->total_bytes, p->experts_bytes + p->dense_bytes + p->embed_bytes + p->head_bytes + p->mtp_bytes +
                                          p->kv_bytes + p->state_bytes + p->scratch_bytes);
-    assert_true(p->link_gather_bytes == 64 * 96 * 4 && p->link_region_bytes >= 2 * 576 * 96 * 4);
+    assert_int_equal(p->link_region_bytes, 0); /* alone, the partials are the model's own */
+    td_model_options pair = rig->options.model;
+    pair.world = 2;
+    td_model_plan half = plan_of(rig, &pair);
+    assert_true(half.link_gather_bytes == 64 * 96 * 4 && half.link_region_bytes >= 2 * 576 * 96 * 4);
 }
 
 static void test_plan_follows_options(void **state)
@@ -299,7 +306,7 @@ static void test_trace(void **state)
     int32_t ids[] = { 5, 4, 3, 2, 1, 0, 299, 298 };
     float hidden[8 * 96];
     trace_log log = { .next_layer = -1 };
-    td_trace trace = { &log, trace_layer, trace_experts, trace_pools };
+    td_trace trace = { .user = &log, .layer = trace_layer, .experts = trace_experts, .pools = trace_pools };
     td_error err;
     td_rig_slot(rig, 0, 0, 1, 1);
     td_model_trace(rig->model, &trace);
@@ -336,21 +343,38 @@ static void test_exact_mode(void **state)
     td_rig_close(&exact);
 }
 
+/* Rank `rank` of a pair whose link has no room for the partials. */
+static td_status create_with_small_link(const td_rig *rig, int rank, int port, td_error *err)
+{
+    td_link_options o;
+    td_link *link = NULL;
+    td_model *model = NULL;
+    td_model_options options = rig->options.model;
+    td_link_options_init(&o);
+    o.rank = options.rank = rank;
+    o.world = options.world = 2;
+    o.port = port;
+    o.transport = "tcp";
+    o.region_bytes = 4096;
+    td_status status = td_link_open(&o, &link, err);
+    if (status) return TD_EIO;
+    status = td_model_create(rig->dev, &rig->ops, link, rig->ck, &options, NULL, NULL, &model, err);
+    td_link_announce_stop(link);
+    td_link_close(link);
+    return status;
+}
+
 static void test_link_too_small(void **state)
 {
     td_rig *rig = &((model_state *)*state)->rig;
-    td_link *link = NULL;
-    td_link_options o;
-    td_model *model = NULL;
     td_error err;
-    td_link_options_init(&o);
-    o.region_bytes = 4096;
-    assert_int_equal(td_link_open(&o, &link, &err), TD_OK);
-    assert_int_equal(td_model_create(rig->dev, &rig->ops, link, rig->ck, &rig->options.model, NULL, NULL, &model, &err),
-                     TD_ENOMEM);
+    int port = td_rig_free_port(), child_status;
+    pid_t child = fork();
+    if (child == 0) _exit(create_with_small_link(rig, 1, port, &err) == TD_ENOMEM ? 0 : 1);
+    assert_int_equal(create_with_small_link(rig, 0, port, &err), TD_ENOMEM);
     assert_non_null(strstr(err.text, "the link was opened with too little memory"));
-    assert_null(model);
-    td_link_close(link);
+    waitpid(child, &child_status, 0);
+    assert_true(WIFEXITED(child_status) && WEXITSTATUS(child_status) == 0);
 }
 
 int main(void)
