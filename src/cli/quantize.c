@@ -3,6 +3,7 @@
 #include "base/settings.h"
 #include "checkpoint/exl3_convert.h"
 #include "checkpoint/parallel.h"
+#include "cli/calibration.h"
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -37,6 +38,13 @@ static const td_setting SETTINGS[] = {
       .value = "FILE",
       .group = "Making",
       .help = "text to weigh errors by what the experts really see (UTF-8)" },
+    { .name = "calibration-tokens",
+      .kind = TD_SETTING_INT,
+      .fallback = "65536",
+      .min = 1,
+      .max = 100000000,
+      .value = "N",
+      .help = "at most so many tokens of that text; a disk beside OUT holds 2 bytes x width x MoE layers for each" },
     { .name = "threads",
       .kind = TD_SETTING_INT,
       .fallback = "0",
@@ -70,8 +78,8 @@ static void print_help(void)
 /* How the run stands on stderr: one line that is rewritten on a terminal, else a line every ten per cent. */
 typedef struct display {
     bool tty;
-    int64_t start_ns;
-    int shown; /* tenths, without a terminal */
+    int64_t start_ns; /* of the matrices: after the calibration */
+    int shown;        /* tenths, without a terminal */
 } display;
 
 static void format_time(double s, char text[32])
@@ -84,38 +92,97 @@ static void format_time(double s, char text[32])
         snprintf(text, 32, "%.1f h", s / 3600);
 }
 
-static void show_progress(void *user, const td_convert_progress *p)
+/* True when a line is due; starts it with the bar on a terminal. */
+static bool begin_line(display *d, int percent)
 {
     enum { WIDTH = 30 };
+    int filled = WIDTH * percent / 100;
+    if (d->tty)
+        fprintf(stderr, "\r[%.*s%.*s] ", filled, "##############################", WIDTH - filled,
+                "..............................");
+    else if (percent / 10 > d->shown)
+        d->shown = percent / 10;
+    else
+        return false;
+    fprintf(stderr, "%3d %%  ", percent);
+    return true;
+}
+
+static void end_line(const display *d, bool last)
+{
+    fputs(d->tty ? "   " : "\n", stderr);
+    if (d->tty && last) fputc('\n', stderr);
+}
+
+static void show_progress(void *user, const td_convert_progress *p)
+{
     display *d = user;
     char left[32];
     double spent_s = (double)(td_now_ns() - d->start_ns) / 1e9;
     format_time(spent_s / p->n_done * (p->n_total - p->n_done), left);
-    int percent = (int)(100LL * p->n_done / p->n_total), filled = WIDTH * percent / 100;
-    if (d->tty) {
-        fprintf(stderr, "\r[%.*s%.*s] %3d %%  %d of %d matrices, error %.3e, %s left   ", filled,
-                "##############################", WIDTH - filled, "..............................", percent, p->n_done,
-                p->n_total, p->nmse_sum / p->n_done, left);
-        if (p->n_done == p->n_total) fputc('\n', stderr);
-    } else if (percent / 10 > d->shown) {
-        d->shown = percent / 10;
-        fprintf(stderr, "%3d %%  %d of %d matrices, error %.3e, %s left\n", percent, p->n_done, p->n_total,
-                p->nmse_sum / p->n_done, left);
-    }
+    if (!begin_line(d, (int)(100LL * p->n_done / p->n_total))) return;
+    fprintf(stderr, "%d of %d matrices, error %.3e, %s left", p->n_done, p->n_total, p->nmse_sum / p->n_done, left);
+    end_line(d, p->n_done == p->n_total);
 }
 
-/* The Hessians of a calibration text come from a forward pass of IN; this is where it would be handed over. */
-static td_status open_calibration(const char *file, td_error *err)
+static void show_calibration(void *user, int64_t n_done, int64_t n_total)
 {
-    return td_fail(
-        err, TD_EUNSUPPORTED,
-        "--calibration %s: this build has no calibration pass; leave the setting out to weigh all inputs alike", file);
+    display *d = user;
+    if (begin_line(d, (int)(100 * n_done / n_total))) {
+        fprintf(stderr, "%lld of %lld tokens of calibration text", (long long)n_done, (long long)n_total);
+        end_line(d, n_done == n_total);
+    }
+    d->start_ns = td_now_ns();
+    if (n_done == n_total) d->shown = 0;
 }
 
 static int fail(td_status status, const td_error *err)
 {
     fprintf(stderr, "tandem quantize: %s\n", err->text);
     return status == TD_ENOMEM ? TD_EXIT_MEMORY : status == TD_EINVAL ? TD_EXIT_ARGUMENTS : TD_EXIT_FAILED;
+}
+
+static int thread_count(const td_settings *s)
+{
+    long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
+    int n = (int)td_settings_int(s, "threads");
+    if (n > 0) return n;
+    return n_processors < 1 ? 1 : n_processors > TD_PARALLEL_MAX ? TD_PARALLEL_MAX : (int)n_processors;
+}
+
+/* Converts, with Hessians from the calibration text when one is named. */
+static td_status convert(const td_settings *s, td_convert_args *args, display *d, td_convert_progress *result,
+                         td_error *err)
+{
+    td_calibration *calibration = NULL;
+    td_calibration_options options = { .checkpoint_dir = args->from_dir,
+                                       .text_path = td_settings_text(s, "calibration"),
+                                       .scratch_path = args->to_dir,
+                                       .tokens_max = td_settings_int(s, "calibration-tokens"),
+                                       .n_threads = args->n_threads,
+                                       .progress = show_calibration,
+                                       .progress_user = d };
+    td_status status = TD_OK;
+    if (*options.text_path) {
+        status = td_calibration_create(&options, &calibration, err);
+        if (status) return status;
+        args->hessian = td_calibration_source(calibration);
+    }
+    status = td_exl3_convert(args, result, err);
+    td_calibration_destroy(calibration);
+    return status;
+}
+
+static void report(const td_convert_args *args, const td_convert_progress *result, int64_t start_ns)
+{
+    char spent[32];
+    format_time((double)(td_now_ns() - start_ns) / 1e9, spent);
+    printf("%s: %d matrices at %d bits in %s; relative square error %.3e on average, %.3e at most\n", args->to_dir,
+           result->n_done, args->bits, spent, result->n_done ? result->nmse_sum / result->n_done : 0.0,
+           result->nmse_most);
+    if (args->hessian)
+        printf("%d of them weighed by the calibration text; the others' experts saw too few of its tokens\n",
+               result->n_feedback);
 }
 
 int td_cli_quantize(int argc, char **argv)
@@ -132,29 +199,21 @@ int td_cli_quantize(int argc, char **argv)
     td_error err;
     td_settings s;
     td_status status = td_settings_parse(SETTINGS, N_SETTINGS, argc - 2, argv + 2, &s, &err);
-    if (!status && *td_settings_text(&s, "calibration"))
-        status = open_calibration(td_settings_text(&s, "calibration"), &err);
     if (status) return fail(status, &err);
 
-    long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
-    int n_threads = (int)td_settings_int(&s, "threads");
-    if (n_threads == 0)
-        n_threads = n_processors < 1 ? 1 : n_processors > TD_PARALLEL_MAX ? TD_PARALLEL_MAX : (int)n_processors;
     display d = { .tty = isatty(2), .start_ns = td_now_ns() };
+    int64_t start_ns = d.start_ns;
     td_convert_args args = { .from_dir = argv[1],
                              .to_dir = argv[2],
                              .bits = (int)td_settings_int(&s, "bits"),
-                             .n_threads = n_threads,
+                             .n_threads = thread_count(&s),
                              .shard_bytes_max = (uint64_t)td_settings_int(&s, "shard-mb") * 1000000,
                              .progress = show_progress,
                              .progress_user = &d };
     td_convert_progress result;
     status = td_exl3_codebook_parse(td_settings_text(&s, "codebook"), &args.codebook, &err);
-    if (!status) status = td_exl3_convert(&args, &result, &err);
+    if (!status) status = convert(&s, &args, &d, &result, &err);
     if (status) return fail(status, &err);
-    char spent[32];
-    format_time((double)(td_now_ns() - d.start_ns) / 1e9, spent);
-    printf("%s: %d matrices at %d bits in %s; relative square error %.3e on average, %.3e at most\n", args.to_dir,
-           result.n_done, args.bits, spent, result.n_done ? result.nmse_sum / result.n_done : 0.0, result.nmse_most);
+    report(&args, &result, start_ns);
     return TD_EXIT_OK;
 }

@@ -16,7 +16,6 @@
 
 #include "checkpoint/exl3_convert.h"
 #include "checkpoint_fixture.h"
-#include "cli/cli.h"
 
 #define SMALL "tests/unit/data/config_small.json"
 #define GATE  "model.language_model.layers.4.mlp.experts.0.gate_proj."
@@ -268,27 +267,12 @@ static void test_bad_weight(void **state)
     free_source(&s);
 }
 
-static void test_command(void **state)
-{
-    char *help[] = { "quantize", "--help", NULL }, *none[] = { "quantize", NULL };
-    char *width[] = { "quantize", "/nowhere", "/tmp/never", "--bits", "9", NULL };
-    char *calibration[] = { "quantize", "/nowhere", "/tmp/never", "--calibration", "text", NULL };
-    char *missing[] = { "quantize", "/nowhere", "/tmp/never", NULL };
-    (void)state;
-    assert_int_equal(td_cli_quantize(2, help), TD_EXIT_OK);
-    assert_int_equal(td_cli_quantize(1, none), TD_EXIT_ARGUMENTS);
-    assert_int_equal(td_cli_quantize(5, width), TD_EXIT_ARGUMENTS);
-    assert_int_equal(td_cli_quantize(5, calibration), TD_EXIT_FAILED);
-    assert_int_equal(td_cli_quantize(3, missing), TD_EXIT_FAILED);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_convert),
         cmocka_unit_test(test_failure_leaves_nothing),
         cmocka_unit_test(test_bad_weight),
-        cmocka_unit_test(test_command),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -183,7 +183,7 @@ static td_status write_tensors(const tiny_list *list, const char *dir, td_error 
     return status;
 }
 
-static td_status write_config(const char *dir, const char *json, td_error *err)
+static td_status put_config(const char *dir, const char *json, td_error *err)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/config.json", dir);
@@ -193,12 +193,11 @@ static td_status write_config(const char *dir, const char *json, td_error *err)
     return fclose(file) ? td_fail(err, TD_EIO, "%s: cannot be written", path) : TD_OK;
 }
 
-td_status td_tiny_write(td_tiny_kind kind, const char *dir, td_error *err)
+td_status td_tiny_write_config(const char *json, const char *dir, td_error *err)
 {
-    const char *json = kind == TD_TINY_PLAIN ? plain_config : exl3_config;
     td_config c;
     td_status status = td_config_parse("tiny", json, strlen(json), NULL, NULL, 0, &c, err);
-    if (!status) status = write_config(dir, json, err);
+    if (!status) status = put_config(dir, json, err);
     tiny_list *list = (tiny_list *)calloc(1, sizeof *list);
     if (!list) return td_fail(err, TD_ENOMEM, "tiny checkpoint: out of memory");
     if (!status) status = td_roles_each(&c, add_role, list);
@@ -207,6 +206,11 @@ td_status td_tiny_write(td_tiny_kind kind, const char *dir, td_error *err)
     if (!status) status = write_tensors(list, dir, err);
     free(list);
     return status;
+}
+
+td_status td_tiny_write(td_tiny_kind kind, const char *dir, td_error *err)
+{
+    return td_tiny_write_config(kind == TD_TINY_PLAIN ? plain_config : exl3_config, dir, err);
 }
 
 td_status td_tiny_create(td_tiny_kind kind, char dir[256], td_error *err)

@@ -15,6 +15,9 @@ typedef enum td_tiny_kind {
 /* Writes config.json and the tensors into dir, which exists. */
 td_status td_tiny_write(td_tiny_kind kind, const char *dir, td_error *err);
 
+/* The same for a config.json of the caller's. */
+td_status td_tiny_write_config(const char *json, const char *dir, td_error *err);
+
 /* A fresh folder under the system's place for temporary files, with such a checkpoint in it; remove it with
  * td_tiny_remove. */
 td_status td_tiny_create(td_tiny_kind kind, char dir[256], td_error *err);
