@@ -140,7 +140,7 @@ static td_status start_server(serving *s, td_error *err)
                             .port = (int)td_settings_int(set, "port"),
                             .model_id = nonempty(td_settings_text(set, "name")),
                             .checkpoint = dir,
-                            .backend = "cpu",
+                            .backend = s->shape.backend == TD_CUDA ? "cuda" : "cpu",
                             .version = TD_VERSION,
                             .strict_model = td_settings_flag(set, "strict-model"),
                             .world = s->world,
@@ -226,8 +226,8 @@ static td_status open_link(serving *s, td_error *err)
     char settings[4096], build[2 * TD_SHA256_BYTES + 1], checkpoint[32];
     size_t n = td_settings_canonical(&s->settings, settings, sizeof settings);
     td_check(n < sizeof settings);
-    snprintf(settings + n, sizeof settings - n, "window=%d\npool_blocks=%d\ntokenizer_ids=%d\n",
-             s->shape.context_tokens, s->shape.model.n_blocks, s->n_ids);
+    snprintf(settings + n, sizeof settings - n, "window=%d\npool_blocks=%d\ntokenizer_ids=%d\nruns_on=%s\n",
+             s->shape.context_tokens, s->shape.model.n_blocks, s->n_ids, s->shape.backend == TD_CUDA ? "cuda" : "cpu");
     snprintf(checkpoint, sizeof checkpoint, "%016llx", (unsigned long long)checkpoint_hash(s->checkpoint));
     build_hash(build);
     td_link_options o;
@@ -278,9 +278,7 @@ static bool on_progress(void *user, uint64_t done, uint64_t total)
 
 static td_status load(serving *s, td_error *err)
 {
-    td_dev_limits limits;
-    td_model_dev_limits(td_checkpoint_config(s->checkpoint), &s->shape.model, &limits);
-    td_status status = td_dev_create_cpu(&limits, s->shape.n_threads, s->shape.exact_fp32, &s->dev, err);
+    td_status status = td_serve_device(&s->shape, td_checkpoint_config(s->checkpoint), &s->dev, err);
     if (status) return status;
     td_ops_init(&s->ops, s->dev);
     s->last_log_ns = td_now_ns();
@@ -326,6 +324,7 @@ static td_status run(serving *s, td_error *err)
     if ((status = td_checkpoint_open(dir, &s->checkpoint, err))) return status;
     if ((status = td_checkpoint_verify(s->checkpoint, err))) return status;
     if ((status = td_serve_shape_of(&s->settings, td_checkpoint_config(s->checkpoint), &s->shape, err))) return status;
+    if (s->shape.backend_note[0]) td_log(TD_LOG_INFO, "serve", "on the CPU: %s", s->shape.backend_note);
     if ((status = open_tokenizer(s, err))) return status;
     if ((status = fit(s, err))) return status;
     if (s->rank == 0 && (status = start_server(s, err))) return status;

@@ -194,11 +194,18 @@ const td_setting td_serve_settings[] = {
     { .name = "backend",
       .kind = TD_SETTING_CHOICE,
       .fallback = "auto",
-      .choices = "auto|cpu",
+      .choices = "auto|cpu|cuda",
       .value = "NAME",
       .group = "Engine",
       .help = "where the model runs",
       .same_on_ranks = true },
+    { .name = "gpu",
+      .kind = TD_SETTING_INT,
+      .fallback = "0",
+      .min = 0,
+      .max = 63,
+      .value = "N",
+      .help = "which GPU, by the driver's numbering" },
     { .name = "kv",
       .kind = TD_SETTING_CHOICE,
       .fallback = "bf16",
@@ -276,6 +283,26 @@ void td_serve_set_context(td_serve_shape *shape, const td_settings *settings, in
     shape->model.n_blocks = (int)((pool + TD_BLOCK - 1) / TD_BLOCK);
 }
 
+/* `auto` takes a GPU when there is one that this build can use; `cuda` refuses without. */
+static td_status choose_backend(const td_settings *settings, td_serve_shape *shape, td_error *err)
+{
+    const char *wanted = td_settings_text(settings, "backend");
+    size_t free_bytes, total_bytes;
+    td_error why;
+    shape->gpu = (int)td_settings_int(settings, "gpu");
+    if (strcmp(wanted, "cpu") == 0) return TD_OK;
+    td_status status = td_dev_cuda_memory(shape->gpu, &free_bytes, &total_bytes, &why);
+    if (status == TD_OK && shape->exact_fp32)
+        return td_fail(err, TD_EINVAL, "--fp32 is a mode of the CPU: --backend cpu");
+    if (status == TD_OK)
+        shape->backend = TD_CUDA;
+    else if (strcmp(wanted, "cuda") == 0)
+        return td_fail(err, status, "--backend cuda: %s", why.text);
+    else
+        snprintf(shape->backend_note, sizeof shape->backend_note, "%.200s", why.text);
+    return TD_OK;
+}
+
 td_status td_serve_shape_of(const td_settings *settings, const td_config *config, td_serve_shape *out, td_error *err)
 {
     int64_t context = td_settings_int(settings, "context");
@@ -302,25 +329,25 @@ td_status td_serve_shape_of(const td_settings *settings, const td_config *config
         .reserve_bytes = (size_t)(td_settings_real(settings, "memory-reserve-gib") * 0x1p30),
     };
     td_serve_set_context(out, settings, (int32_t)context);
-    return TD_OK;
+    return choose_backend(settings, out, err);
 }
 
 td_status td_serve_bytes(const td_serve_shape *shape, const td_checkpoint *checkpoint, td_model_plan *plan,
                          size_t *total_bytes, td_error *err)
 {
-    td_dev *dev;
     td_ops ops;
     td_dev_limits limits;
     td_model_dev_limits(td_checkpoint_config(checkpoint), &shape->model, &limits);
-    td_status status = td_dev_create_cpu(&limits, shape->n_threads, shape->exact_fp32, &dev, err);
-    if (status) return status;
+    td_dev *dev = td_dev_create_sizes(shape->backend, shape->exact_fp32);
+    if (!dev) return td_fail(err, TD_ENOMEM, "plan: out of memory");
     td_ops_init(&ops, dev);
-    status = td_model_plan_bytes(dev, &ops, checkpoint, &shape->model, plan, err);
+    td_status status = td_model_plan_bytes(dev, &ops, checkpoint, &shape->model, plan, err);
     td_dev_destroy(dev);
     if (status) return status;
     size_t prompts = (size_t)shape->model.n_slots * (size_t)shape->context_tokens * sizeof(int32_t);
-    *total_bytes = plan->total_bytes + td_dev_scratch_bytes(&limits, shape->exact_fp32, shape->n_threads) +
-                   plan->link_region_bytes + prompts + LINK_BYTES_SLACK;
+    size_t scratch = shape->backend == TD_CUDA ? td_dev_cuda_scratch_bytes(&limits)
+                                               : td_dev_scratch_bytes(&limits, shape->exact_fp32, shape->n_threads);
+    *total_bytes = plan->total_bytes + scratch + plan->link_region_bytes + prompts + LINK_BYTES_SLACK;
     return TD_OK;
 }
 
@@ -347,9 +374,19 @@ td_status td_serve_largest(const td_serve_shape *shape, const td_checkpoint *che
     return TD_OK;
 }
 
+td_status td_serve_device(const td_serve_shape *shape, const td_config *config, td_dev **out, td_error *err)
+{
+    td_dev_limits limits;
+    td_model_dev_limits(config, &shape->model, &limits);
+    if (shape->backend == TD_CUDA) return td_dev_create_cuda(&limits, shape->gpu, out, err);
+    return td_dev_create_cpu(&limits, shape->n_threads, shape->exact_fp32, out, err);
+}
+
 static size_t available_bytes(const td_serve_shape *shape, const td_settings *settings)
 {
-    size_t available = td_mem_available_bytes();
+    size_t available = td_mem_available_bytes(), gpu_free, gpu_total;
+    if (shape->backend == TD_CUDA && td_dev_cuda_memory(shape->gpu, &gpu_free, &gpu_total, NULL) == TD_OK)
+        available = gpu_free;
     available = available > shape->reserve_bytes ? available - shape->reserve_bytes : 0;
     bool both_here = shape->model.world > 1 && strncmp(td_settings_text(settings, "master"), "127.", 4) == 0;
     return both_here ? available / 2 : available;

@@ -16,7 +16,13 @@ typedef struct td_serve_shape {
     bool exact_fp32;
     int n_threads;
     size_t reserve_bytes;
+    td_backend backend;
+    int gpu;                /* number in the driver's list */
+    char backend_note[256]; /* why `auto` did not take a GPU; empty: it did, or was not asked */
 } td_serve_shape;
+
+/* The device of that shape. */
+td_status td_serve_device(const td_serve_shape *shape, const td_config *config, td_dev **out, td_error *err);
 
 /* context 0: the checkpoint's maximum. TD_EINVAL names the setting. */
 td_status td_serve_shape_of(const td_settings *settings, const td_config *config, td_serve_shape *out, td_error *err);

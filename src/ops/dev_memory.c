@@ -1,6 +1,8 @@
 /* A device's memory and graphs: every call goes to the backend's table (ops/dev_impl.h). */
 #include "ops/dev_impl.h"
 
+#include <stdlib.h>
+
 td_status td_dev_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err)
 {
     return dev->calls->alloc(dev, n_bytes, out, err);
@@ -66,7 +68,28 @@ void td_dev_graph_destroy(td_dev *dev, td_graph *graph)
     if (graph) dev->calls->graph_destroy(dev, graph);
 }
 
+static void sizes_destroy(td_dev *dev)
+{
+    free(dev);
+}
+
+td_dev *td_dev_create_sizes(td_backend backend, bool exact_fp32)
+{
+    static const td_dev_calls calls = { .destroy = sizes_destroy };
+    td_dev *dev = (td_dev *)calloc(1, sizeof *dev);
+    if (dev) *dev = (td_dev){ .backend = backend, .exact_fp32 = exact_fp32, .calls = &calls };
+    return dev;
+}
+
 #ifndef TD_WITH_CUDA
+td_status td_dev_cuda_memory(int index, size_t *free_bytes, size_t *total_bytes, td_error *err)
+{
+    (void)free_bytes;
+    (void)total_bytes;
+    return td_fail(err, TD_EUNSUPPORTED, "GPU %d: this build has no CUDA operations (configure with -DTD_CUDA=ON)",
+                   index);
+}
+
 td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err)
 {
     (void)limits;

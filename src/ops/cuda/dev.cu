@@ -244,6 +244,16 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
     return status;
 }
 
+td_status td_dev_cuda_memory(int index, size_t *free_bytes, size_t *total_bytes, td_error *err)
+{
+    cudaDeviceProp prop;
+    td_status status = usable(index, &prop, err);
+    if (status != TD_OK) return status;
+    cudaError_t error = cudaMemGetInfo(free_bytes, total_bytes);
+    if (error != cudaSuccess) return td_fail(err, TD_ECUDA, "GPU %d: %s", index, cudaGetErrorString(error));
+    return TD_OK;
+}
+
 td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err)
 {
     cudaDeviceProp prop;
