@@ -21,9 +21,10 @@ enum { N_OPS = sizeof ops / sizeof *ops };
 static int usage(const char *bad)
 {
     if (bad) fprintf(stderr, "td_opcheck: what is '%s'?\n", bad);
-    printf("usage: td_opcheck [--op NAME]... [--shapes demo|real|all] [--seed N] [--json] [--verbose] [--list]\n"
-           "Every block operation on the GPU against the CPU. Exit 0: all equal; 1: some differ; 2: no GPU, or it "
-           "failed.\n");
+    printf(
+        "usage: td_opcheck [--op NAME]... [--shapes demo|real|all] [--seed N] [--json] [--verbose] [--once] [--list]\n"
+        "Every block operation on the GPU against the CPU. Exit 0: all equal; 1: some differ; 2: no GPU, or it "
+        "failed.\n");
     return bad ? 2 : 0;
 }
 
@@ -87,6 +88,8 @@ int main(int argc, char **argv)
             oc.json = true;
         } else if (strcmp(arg, "--verbose") == 0) {
             oc.verbose = true;
+        } else if (strcmp(arg, "--once") == 0) {
+            oc.once = true;
         } else if (strcmp(arg, "--list") == 0) {
             for (int j = 0; j < N_OPS; j++) printf("%s\n", ops[j].name);
             return 0;

@@ -14,7 +14,7 @@
 #include <stdarg.h>
 
 enum { OC_CPU, OC_GPU, OC_SIDES };
-enum { OC_BUFFERS_MAX = 64 };
+enum { OC_BUFFERS_MAX = 512 };
 
 /* The same memory on both devices. */
 typedef struct oc_buf {
@@ -29,6 +29,7 @@ typedef struct oc_ctx {
     td_ops ops[OC_SIDES];
     uint64_t seed, first_seed;
     bool real, json, verbose;
+    bool once; /* benchmarks run their operation once: for a profiler */
     const char *op;
     char what[160]; /* the case */
     oc_buf *bufs[OC_BUFFERS_MAX];

@@ -12,10 +12,15 @@
 #include "ops/cuda/weight.h"
 
 enum {
-    THREADS = 256,
+    THREADS = 512,
+    WARPS = THREADS / 32,
     TOKENS = 64, /* of a partial */
     HEADS = 32,  /* of a block */
     WIDTH = TD_KV_WIDTH,
+    PIECES = WIDTH / 8,
+    VALUES = WIDTH / WARPS, /* of the latent, a warp's in weigh() */
+    NT = VALUES / 8,
+    AT_ONCE = 8, /* loads of latents a thread has in flight */
     P_PITCH = TOKENS + 8,
     SPLIT_ROWS = 64
 };
@@ -35,7 +40,8 @@ typedef struct attend_args {
 } attend_args;
 
 typedef struct attend_block {
-    uint4 latent[TOKENS][WIDTH / 8]; /* pieces of 8 values, exchanged by row: see piece_at() */
+    uint4 latent[TOKENS][PIECES]; /* pieces of 8 values, exchanged by row: see piece_at() */
+    const uint8_t *row[TOKENS];   /* where they come from; NULL behind the end of the list */
     float score[HEADS][TOKENS];
     td_bf16 high[HEADS][P_PITCH], rest[HEADS][P_PITCH];
     float max[HEADS], sum[HEADS];
@@ -81,37 +87,59 @@ static TD_DEVICE uint4 dequantise(uint2 codes, float scale)
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-static TD_DEVICE void load_latents(const attend_args &a, const tokens &u, int slot, int first, int n, attend_block *s)
+/* Addresses of the partial's rows: two dependent reads, so they are asked for early. */
+static TD_DEVICE void find_rows(const attend_args &a, const tokens &u, int slot, int first, attend_block *s)
 {
-    int pieces = a.cache.kv_lora / 8;
-    size_t row_bytes = td_kv_bytes(a.cache.format, a.cache.kv_lora);
-    for (int i = threadIdx.x; i < TOKENS * (WIDTH / 8); i += THREADS) {
-        int t = i / (WIDTH / 8), piece = i % (WIDTH / 8);
-        uint4 *to = &s->latent[t][piece_at(t, piece)];
-        if (t >= n || piece >= pieces) {
-            *to = make_uint4(0, 0, 0, 0);
-            continue;
+    int t = threadIdx.x;
+    if (t >= TOKENS) return;
+    s->row[t] = first + t >= u.total ? NULL
+                                     : (const uint8_t *)a.cache.latents +
+                                           td_kv_bytes(a.cache.format, a.cache.kv_lora) *
+                                               (size_t)td_latent_row(a.cache, slot, token_at(u, first + t));
+}
+
+/* Rows of find_rows() into shared memory; a thread keeps to one piece of every eighth row. */
+static TD_DEVICE void load_latents(const attend_args &a, attend_block *s)
+{
+    int piece = threadIdx.x % PIECES;
+    bool inside = piece < a.cache.kv_lora / 8, fp8 = a.cache.format == TD_KV_FP8;
+#pragma unroll
+    for (int i = 0; i < TOKENS; i += AT_ONCE * THREADS / PIECES) {
+        uint2 codes[AT_ONCE];
+        float scale[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int t = i + j * (THREADS / PIECES) + threadIdx.x / PIECES;
+            const uint8_t *row = inside ? s->row[t] : NULL;
+            codes[j] = make_uint2(0, 0);
+            scale[j] = 1.0f;
+            if (!fp8)
+                td_copy_async(&s->latent[t][piece_at(t, piece)],
+                              row ? row + piece * 16 : (const uint8_t *)a.cache.latents, row);
+            else if (row) {
+                codes[j] = __ldg((const uint2 *)(row + piece * 8));
+                scale[j] = __ldg((const float *)(row + a.cache.kv_lora));
+            }
         }
-        const uint8_t *row =
-            (const uint8_t *)a.cache.latents + row_bytes * (size_t)td_latent_row(a.cache, slot, token_at(u, first + t));
-        if (a.cache.format == TD_KV_FP8)
-            *to = dequantise(*(const uint2 *)(row + piece * 8), *(const float *)(row + a.cache.kv_lora));
-        else
-            td_copy_async(to, row + piece * 16, true);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int t = i + j * (THREADS / PIECES) + threadIdx.x / PIECES;
+            if (fp8) s->latent[t][piece_at(t, piece)] = dequantise(codes[j], scale[j]);
+        }
     }
     td_copy_commit();
     td_copy_wait<0>();
 }
 
-/* A warp: 16 heads x 16 tokens. */
+/* A warp: 16 heads x 8 tokens. */
 static TD_DEVICE void scores(const attend_args &a, int row, int head0, attend_block *s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int head = warp % 2 * 16 + g, token = warp / 2 * 16;
+    int head = warp % 2 * 16 + g, token = warp / 2 * 8;
     const td_bf16 *q = a.q + ((size_t)row * a.n_heads + head0 + head) * a.cache.kv_lora + 8 * t;
     bool low = head0 + head < a.n_heads, high = head0 + head + 8 < a.n_heads;
-    float c[2][4] = { { 0.0f, 0.0f, 0.0f, 0.0f }, { 0.0f, 0.0f, 0.0f, 0.0f } };
-#pragma unroll 4
+    float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+#pragma unroll 8
     for (int k = 0; k < a.cache.kv_lora; k += 32) {
         uint4 q0 = make_uint4(0, 0, 0, 0), q1 = q0;
         if (k + 8 * t < a.cache.kv_lora) {
@@ -119,23 +147,19 @@ static TD_DEVICE void scores(const attend_args &a, int row, int head0, attend_bl
             if (high) q1 = *(const uint4 *)(q + 8 * a.cache.kv_lora + k);
         }
         uint32_t first[4] = { q0.x, q1.x, q0.y, q1.y }, second[4] = { q0.z, q1.z, q0.w, q1.w };
-#pragma unroll
-        for (int nt = 0; nt < 2; nt++) {
-            uint4 b = s->latent[token + 8 * nt + g][piece_at(token + 8 * nt + g, k / 8 + t)];
-            td_mma_bf16(c[nt], first, b.x, b.y);
-            td_mma_bf16(c[nt], second, b.z, b.w);
-        }
+        uint4 b = s->latent[token + g][piece_at(token + g, k / 8 + t)];
+        td_mma_bf16(c, first, b.x, b.y);
+        td_mma_bf16(c, second, b.z, b.w);
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        s->score[head + i / 2 % 2 * 8][token + i / 4 * 8 + 2 * t + i % 2] = c[i / 4][i % 4] * a.scale;
+    for (int i = 0; i < 4; i++) s->score[head + i / 2 * 8][token + 2 * t + i % 2] = c[i] * a.scale;
 }
 
-/* Scores of n tokens become p in two parts; maximum and sum of each head. A warp four heads. */
+/* Scores of n tokens become p in two parts; maximum and sum of each head. A warp two heads. */
 static TD_DEVICE void softmax(int n, attend_block *s)
 {
     int lane = threadIdx.x % 32;
-    for (int h = threadIdx.x / 32; h < HEADS; h += THREADS / 32) {
+    for (int h = threadIdx.x / 32; h < HEADS; h += WARPS) {
         float x0 = lane < n ? s->score[h][lane] : -INFINITY, x1 = lane + 32 < n ? s->score[h][lane + 32] : -INFINITY;
         float max = td_warp_max(fmaxf(x0, x1)); /* fmaxf passes NaN by */
         if (max == -INFINITY) max = 0.0f;       /* only NaN or -infinity: keep NaN, do not make it of infinities */
@@ -160,12 +184,12 @@ static TD_DEVICE void load_p(const td_bf16 (*p)[P_PITCH], int head, int token, u
     a[3] = *(const uint32_t *)&p[head + 8][token + 8];
 }
 
-/* A warp: all 32 heads x 64 of the latent's values. v[m][nt]: heads 16 m + g (+ 8), values 8 nt + 2t (+ 1). */
-static TD_DEVICE void weigh(const attend_block *s, float v[2][8][4])
+/* A warp: all 32 heads x 32 of the latent's values. v[m][nt]: heads 16 m + g (+ 8), values 8 nt + 2t (+ 1). */
+static TD_DEVICE void weigh(const attend_block *s, float v[2][NT][4])
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 64; i++) v[i / 32][i / 4 % 8][i % 4] = 0.0f;
+    for (int i = 0; i < 8 * NT; i++) v[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
 #pragma unroll
     for (int k = 0; k < TOKENS; k += 16) {
         uint32_t high[2][4], rest[2][4];
@@ -175,9 +199,9 @@ static TD_DEVICE void weigh(const attend_block *s, float v[2][8][4])
             load_p(s->rest, 16 * m + g, k + 2 * t, rest[m]);
         }
 #pragma unroll
-        for (int nt = 0; nt < 8; nt += 2) {
+        for (int nt = 0; nt < NT; nt += 2) {
             uint32_t b[4];
-            int token = k + lane % 16, piece = warp * 8 + nt + lane / 16;
+            int token = k + lane % 16, piece = warp * NT + nt + lane / 16;
             td_ldmatrix_trans(b, &s->latent[token][piece_at(token, piece)]);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
@@ -190,28 +214,29 @@ static TD_DEVICE void weigh(const attend_block *s, float v[2][8][4])
     }
 }
 
+/* The partial whose rows were found, into v and the statistics; finds the rows of the next one meanwhile. */
 static TD_DEVICE void run_partial(const attend_args &a, const tokens &u, int row, int head0, int first, attend_block *s,
-                                  float v[2][8][4])
+                                  float v[2][NT][4])
 {
-    int n = min(u.total - first, (int)TOKENS);
-    load_latents(a, u, a.segments[a.seg[row]].slot, first, n, s);
+    load_latents(a, s);
     __syncthreads();
     scores(a, row, head0, s);
+    if (first + TOKENS < u.total) find_rows(a, u, a.segments[a.seg[row]].slot, first + TOKENS, s);
     __syncthreads();
-    softmax(n, s);
+    softmax(min(u.total - first, (int)TOKENS), s);
     __syncthreads();
     weigh(s, v);
 }
 
-/* Head and value index of element i (0..63) of v, as weigh() leaves them. */
+/* Head and value index of element i of v, as weigh() leaves them. */
 static TD_DEVICE int head_of(int i)
 {
-    return i / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+    return i / (4 * NT) * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
 }
 
 static TD_DEVICE int value_of(int i)
 {
-    return threadIdx.x / 32 * 64 + i / 4 % 8 * 8 + threadIdx.x % 4 * 2 + i % 2;
+    return threadIdx.x / 32 * VALUES + i / 4 % NT * 8 + threadIdx.x % 4 * 2 + i % 2;
 }
 
 static __global__ void __launch_bounds__(THREADS) k_attend_partial(attend_args a)
@@ -221,15 +246,18 @@ static __global__ void __launch_bounds__(THREADS) k_attend_partial(attend_args a
     int row = a.row0 + blockIdx.z, head0 = blockIdx.y * HEADS, partial = blockIdx.x;
     tokens u = tokens_of(a, row);
     if (partial * TOKENS >= u.total) return;
-    float v[2][8][4];
+    float v[2][NT][4];
+    find_rows(a, u, a.segments[a.seg[row]].slot, partial * TOKENS, s);
+    __syncthreads();
+    u.total = min(u.total, (partial + 1) * (int)TOKENS); /* no next one */
     run_partial(a, u, row, head0, partial * TOKENS, s, v);
     size_t at = ((size_t)blockIdx.z * a.n_partials + partial) * a.n_heads + head0;
 #pragma unroll
-    for (int i = 0; i < 64; i += 2) {
+    for (int i = 0; i < 8 * NT; i += 2) {
         int h = head_of(i), c = value_of(i);
         if (head0 + h < a.n_heads && c < a.cache.kv_lora)
             *(float2 *)(a.v + (at + h) * a.cache.kv_lora + c) =
-                make_float2(v[i / 32][i / 4 % 8][i % 4], v[i / 32][i / 4 % 8][i % 4 + 1]);
+                make_float2(v[i / (4 * NT)][i / 4 % NT][i % 4], v[i / (4 * NT)][i / 4 % NT][i % 4 + 1]);
     }
     if (threadIdx.x < HEADS && head0 + threadIdx.x < a.n_heads)
         a.mz[at + threadIdx.x] = make_float2(s->max[threadIdx.x], s->sum[threadIdx.x]);
@@ -277,7 +305,9 @@ static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
     attend_block *s = (attend_block *)smem;
     int row = a.row0 + blockIdx.x, head0 = blockIdx.y * HEADS;
     tokens u = tokens_of(a, row);
-    float v[2][8][4], sum_v[2][8][4], max[4], sum[4]; /* statistics of heads g, g + 8, g + 16, g + 24 */
+    float v[2][NT][4], sum_v[2][NT][4], max[4], sum[4]; /* statistics of heads g, g + 8, g + 16, g + 24 */
+    find_rows(a, u, a.segments[a.seg[row]].slot, 0, s);
+    __syncthreads();
     for (int first = 0; first < u.total; first += TOKENS) {
         run_partial(a, u, row, head0, first, s, v);
 #pragma unroll
@@ -291,7 +321,7 @@ static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
                 merge(&max[h], &sum[h], m, z, &old, &fresh);
             }
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
+            for (int i = 0; i < 2 * NT; i++) {
                 float *to = &sum_v[h / 2][i / 2][h % 2 * 2 + i % 2], part = v[h / 2][i / 2][h % 2 * 2 + i % 2];
                 *to = first == 0 ? part : fmaf(part, fresh, *to * old);
             }
@@ -299,12 +329,12 @@ static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
         __syncthreads();
     }
 #pragma unroll
-    for (int i = 0; i < 64; i += 2) {
+    for (int i = 0; i < 8 * NT; i += 2) {
         int h = head_of(i), c = value_of(i);
-        float z = sum[h / 8];
+        float z = sum[i / (4 * NT) * 2 + i / 2 % 2];
         if (head0 + h < a.n_heads && c < a.cache.kv_lora)
-            *(uint32_t *)(a.ol + ((size_t)row * a.n_heads + head0 + h) * a.cache.kv_lora + c) =
-                td_pack_bf16(sum_v[i / 32][i / 4 % 8][i % 4] / z, sum_v[i / 32][i / 4 % 8][i % 4 + 1] / z);
+            *(uint32_t *)(a.ol + ((size_t)row * a.n_heads + head0 + h) * a.cache.kv_lora + c) = td_pack_bf16(
+                sum_v[i / (4 * NT)][i / 4 % NT][i % 4] / z, sum_v[i / (4 * NT)][i / 4 % NT][i % 4 + 1] / z);
     }
 }
 

@@ -7,14 +7,16 @@
 #include "ops/cuda/kv.h"
 
 enum {
-    BATCH = 64,        /* rows whose scores are held at a time */
+    BATCH = 64, /* rows of the longest context whose scores fit the scratch; of shorter contexts more */
+    BATCH_MAX = 4096,
     QUERIES_MAX = 256, /* rows x heads of a block of k_select_score: 65 KiB */
     THREADS = 256,
     WARP_POOLS = 32,
     TILE = WARP_POOLS * THREADS / 32,
     HEADS_MAX = 64,
     PICK_THREADS = 1024,
-    BINS = 1 << 11
+    BINS = 1 << 11,
+    CANDIDATES = 4096 /* pools that are looked at one by one */
 };
 
 typedef struct select_args {
@@ -27,7 +29,7 @@ typedef struct select_args {
     const td_bf16 *q;
     const float *weights;
     int32_t *count, *list;
-    float *score; /* [BATCH][score_stride] */
+    float *score; /* [n_rows][score_stride] */
     size_t score_stride;
 } select_args;
 
@@ -129,7 +131,7 @@ static TD_DEVICE void score_row(const select_args &a, const queries &s, int r, i
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) k_select_score(select_args a)
+static __global__ void __launch_bounds__(THREADS, 2) k_select_score(select_args a)
 {
     extern __shared__ __align__(16) unsigned char smem[];
     int row0 = blockIdx.y * a.block_rows, rows = min(a.n_rows - row0, a.block_rows), heads = (a.n_heads + 7) / 8 * 8,
@@ -229,22 +231,94 @@ static TD_DEVICE void narrow(pick_block *b, const float *score, int n, int shift
     __syncthreads();
 }
 
+/* The rank of the top-th largest of n scores, and how many equal to it belong to the top. */
+static TD_DEVICE uint32_t threshold(pick_block *b, const float *score, int n, int top, uint32_t *ties)
+{
+    if (threadIdx.x == 0) {
+        b->prefix = b->mask = 0;
+        b->left = top;
+    }
+    __syncthreads();
+    narrow(b, score, n, 21, 11);
+    narrow(b, score, n, 10, 11);
+    narrow(b, score, n, 0, 10);
+    *ties = (uint32_t)b->left;
+    uint32_t least = b->prefix;
+    __syncthreads();
+    return least;
+}
+
+typedef struct candidates {
+    float score[CANDIDATES];
+    int32_t pool[CANDIDATES];
+    float most[PICK_THREADS];
+    int warp_count[PICK_THREADS / 32];
+} candidates;
+
+/* Long contexts: every thread's largest score gives PICK_THREADS values, whose top-th largest cannot exceed the top-th
+ * largest of all; what is below it is out. The others, in order, are what remains to be looked at; their number, or 0
+ * when that does not help (many equal scores). */
+static TD_DEVICE int filter(pick_block *b, candidates *c, const float *score, int n, int top)
+{
+    float most = -INFINITY;
+    uint32_t ties, count = 0;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (n + PICK_THREADS - 1) / PICK_THREADS * 32;
+    int first = warp * part, end = min(first + part, n), at = 0, all = 0;
+    for (int i = 4 * (int)threadIdx.x; i < n; i += 4 * PICK_THREADS) {
+        float4 v = *(const float4 *)(score + i);
+        most = fmaxf(most, v.x);
+        if (i + 1 < n) most = fmaxf(most, v.y);
+        if (i + 2 < n) most = fmaxf(most, v.z);
+        if (i + 3 < n) most = fmaxf(most, v.w);
+    }
+    c->most[threadIdx.x] = most;
+    __syncthreads();
+    uint32_t least = threshold(b, c->most, PICK_THREADS, top, &ties);
+#pragma unroll 4
+    for (int i = first; i < end; i += 32)
+        count += __popc(__ballot_sync(0xffffffffu, i + lane < end && rank_of(score[i + lane]) >= least));
+    if (lane == 0) c->warp_count[warp] = (int)count;
+    __syncthreads();
+    for (int w = 0; w < PICK_THREADS / 32; w++) {
+        at += w < warp ? c->warp_count[w] : 0;
+        all += c->warp_count[w];
+    }
+    if (all > CANDIDATES || all < top) return 0; /* fewer: NaN */
+#pragma unroll 4
+    for (int i = first; i < end; i += 32) {
+        float x = i + lane < end ? score[i + lane] : 0.0f;
+        bool in = i + lane < end && rank_of(x) >= least;
+        uint32_t votes = __ballot_sync(0xffffffffu, in);
+        int place = at + __popc(votes & ((1u << lane) - 1));
+        if (in) {
+            c->score[place] = x;
+            c->pool[place] = i + lane;
+        }
+        at += __popc(votes);
+    }
+    __syncthreads();
+    return all;
+}
+
 static __global__ void __launch_bounds__(PICK_THREADS) k_select_pick(select_args a)
 {
+    extern __shared__ __align__(16) unsigned char smem[];
     __shared__ pick_block b;
+    candidates *c = (candidates *)smem;
     int row = blockIdx.x, n = pools_of(a, row);
     if (threadIdx.x == 0) a.count[row] = n <= a.top_pools ? -1 : a.top_pools;
     if (n <= a.top_pools) return;
     const float *score = a.score + row * a.score_stride;
-    if (threadIdx.x == 0) {
-        b.prefix = b.mask = 0;
-        b.left = a.top_pools;
+    const int32_t *pool = NULL;
+    if (n > CANDIDATES && a.top_pools <= PICK_THREADS) {
+        int kept = filter(&b, c, score, n, a.top_pools);
+        if (kept) {
+            score = c->score;
+            pool = c->pool;
+            n = kept;
+        }
     }
-    __syncthreads();
-    narrow(&b, score, n, 21, 11);
-    narrow(&b, score, n, 10, 11);
-    narrow(&b, score, n, 0, 10);
-    uint32_t least = b.prefix, ties = (uint32_t)b.left, listed = 0, tied = 0;
+    uint32_t ties, listed = 0, tied = 0, least = threshold(&b, score, n, a.top_pools, &ties);
     int32_t *list = a.list + (size_t)row * a.top_pools;
     for (int p0 = 0; p0 < n; p0 += PICK_THREADS) {
         int p = p0 + threadIdx.x;
@@ -252,7 +326,7 @@ static __global__ void __launch_bounds__(PICK_THREADS) k_select_pick(select_args
         bool more = p < n && rank > least, equal = p < n && rank == least;
         uint32_t before = block_scan((more ? 1u : 0u) | (equal ? 0x10000u : 0u), b.warp_sum, &all);
         uint32_t equal_before = tied + (before >> 16), taken_ties = min(equal_before, ties);
-        if (more || (equal && equal_before < ties)) list[listed + (before & 0xffffu) + taken_ties] = p;
+        if (more || (equal && equal_before < ties)) list[listed + (before & 0xffffu) + taken_ties] = pool ? pool[p] : p;
         listed += all & 0xffffu;
         tied += all >> 16;
     }
@@ -264,14 +338,14 @@ static __global__ void k_select_dense(int n_rows, int32_t *count)
     if (row < n_rows) count[row] = -1;
 }
 
-static size_t score_stride(const td_dev_limits *limits)
+static size_t score_stride(int64_t tokens)
 {
-    return ((size_t)limits->context_tokens / TD_POOL + TILE) / 4 * 4;
+    return ((size_t)tokens / TD_POOL + TILE) / 4 * 4;
 }
 
 size_t td_cuda_select_bytes(const td_dev_limits *limits)
 {
-    return BATCH * score_stride(limits) * sizeof(float);
+    return BATCH * score_stride(limits->context_tokens) * sizeof(float);
 }
 
 cudaError_t td_cuda_select_init(void)
@@ -296,8 +370,11 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
     td_cuda_scratch(dev, &arena);
     float *score = (float *)td_cuda_take(&arena, td_cuda_select_bytes(&dev->limits));
     int heads = (a->n_heads + 7) / 8 * 8, block_rows = QUERIES_MAX / heads < 8 ? QUERIES_MAX / heads : 8;
-    for (int r = 0; r < w->n_rows; r += BATCH) {
-        int rows = w->n_rows - r < BATCH ? w->n_rows - r : BATCH;
+    size_t stride = score_stride(w->host_pos_max + 1),
+           fit = td_cuda_select_bytes(&dev->limits) / sizeof(float) / stride;
+    int batch = fit < BATCH_MAX ? (int)fit : (int)BATCH_MAX;
+    for (int r = 0; r < w->n_rows; r += batch) {
+        int rows = w->n_rows - r < batch ? w->n_rows - r : batch;
         select_args s = { w->pos + r,
                           w->seg + r,
                           w->segments,
@@ -312,11 +389,11 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
                           a->count + r,
                           a->list + (size_t)r * (size_t)a->top_pools,
                           score,
-                          score_stride(&dev->limits) };
-        unsigned tiles = td_ceil_div(s.score_stride, TILE), most = 4 * (unsigned)dev->n_sm;
+                          stride };
+        unsigned tiles = td_ceil_div(stride, TILE), most = 4 * (unsigned)dev->n_sm;
         k_select_score<<<dim3(tiles < most ? tiles : most, td_ceil_div((size_t)rows, (size_t)block_rows)), THREADS,
                          queries_bytes(block_rows, heads), dev->stream>>>(s);
-        k_select_pick<<<rows, PICK_THREADS, 0, dev->stream>>>(s);
+        k_select_pick<<<rows, PICK_THREADS, sizeof(candidates), dev->stream>>>(s);
     }
     return td_cuda_launched(dev, "dsa_select");
 }

@@ -26,47 +26,48 @@ typedef struct experts_args {
     float *z, *out; /* [picks][2 * width], [picks][dim] */
 } experts_args;
 
-/* Inclusive sums of count[0..n) over one block, in place; n <= GROUP_THREADS. */
-static TD_DEVICE void scan(int32_t *count, int n)
+/* Inclusive sum over the first TD_EXPERTS_MAX threads of a block. warp_sum: [TD_EXPERTS_MAX / 32]. */
+static TD_DEVICE uint32_t scan(uint32_t x, uint32_t *warp_sum)
 {
-    for (int step = 1; step < n; step <<= 1) {
-        int i = threadIdx.x, v = i < n && i >= step ? count[i - step] : 0;
-        __syncthreads();
-        if (i < n) count[i] += v;
-        __syncthreads();
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int step = 1; step < 32; step <<= 1) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, x, step);
+        if (lane >= step) x += other;
     }
+    if (lane == 31 && warp < TD_EXPERTS_MAX / 32) warp_sum[warp] = x;
+    __syncthreads();
+    for (int w = 0; w < warp && w < TD_EXPERTS_MAX / 32; w++) x += warp_sum[w];
+    return x;
 }
 
 /* The order of an expert's picks among each other is left to chance: it decides no bit. */
 static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(experts_args a, int item_picks)
 {
-    __shared__ int32_t count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX], item[TD_EXPERTS_MAX], filled[TD_EXPERTS_MAX];
+    enum { PICK_BITS = 20 }; /* picks in the low bits of the sum, items above */
+    __shared__ int32_t count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX];
+    __shared__ uint32_t warp_sum[TD_EXPERTS_MAX / 32];
     int e = threadIdx.x;
-    if (e < a.n_experts) count[e] = filled[e] = 0;
+    if (e < TD_EXPERTS_MAX) count[e] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < a.picks; i += GROUP_THREADS)
         if (a.ids[i] >= 0 && a.ids[i] < a.n_experts) atomicAdd(&count[a.ids[i]], 1);
     __syncthreads();
-    if (e < a.n_experts) {
-        start[e] = count[e];
-        item[e] = (count[e] + item_picks - 1) / item_picks;
+    int n = e < TD_EXPERTS_MAX ? count[e] : 0, items = (n + item_picks - 1) / item_picks;
+    uint32_t sum = scan((uint32_t)n | (uint32_t)items << PICK_BITS, warp_sum);
+    int first = (int)(sum & ((1u << PICK_BITS) - 1)) - n, item = (int)(sum >> PICK_BITS) - items;
+    if (e < a.n_experts)
+        for (int i = 0; i < items; i++)
+            a.items[item + i] = { e, first + i * item_picks, min(item_picks, n - i * item_picks) };
+    if (e < TD_EXPERTS_MAX) start[e] = first; /* from here on the next free place */
+    if (e == a.n_experts - 1) {
+        *a.n_items = item + items;
+        *a.n_sorted = first + n;
     }
     __syncthreads();
-    scan(start, a.n_experts);
-    scan(item, a.n_experts);
-    if (e < a.n_experts) {
-        int n = (count[e] + item_picks - 1) / item_picks, first = start[e] - count[e];
-        for (int i = 0; i < n; i++)
-            a.items[item[e] - n + i] = { e, first + i * item_picks, min(item_picks, count[e] - i * item_picks) };
-    }
-    if (e == a.n_experts - 1) {
-        *a.n_items = item[e];
-        *a.n_sorted = start[e];
-    }
     for (int i = threadIdx.x; i < a.picks; i += GROUP_THREADS) {
         int id = a.ids[i], at = -1;
         if (id >= 0 && id < a.n_experts) {
-            at = start[id] - count[id] + atomicAdd(&filled[id], 1);
+            at = atomicAdd(&start[id], 1);
             a.order[at] = i;
         }
         a.place[i] = at;
@@ -313,20 +314,21 @@ static bool shapes_fit(const td_cuda_dev *dev, const td_experts_args *a)
     return a->n_rows >= 0 && a->n_rows <= dev->limits.rows && a->top_k >= 1 && a->top_k <= dev->limits.top_k &&
            e->n_experts >= 1 && e->n_experts <= dev->limits.n_experts && e->n_experts <= TD_EXPERTS_MAX &&
            e->dim >= unit && e->dim <= dev->limits.dim && e->dim % unit == 0 && e->width >= unit &&
-           e->width <= dev->limits.expert_width && e->width % unit == 0 && e->table;
+           e->width <= dev->limits.expert_width && e->width % unit == 0 && e->table &&
+           (size_t)a->n_rows * (size_t)a->top_k < 1u << 17;
 }
 
 static td_status run(td_cuda_dev *dev, const experts_args *e, td_gpu_kind kind)
 {
-    bool many = e->n_rows > TD_WINDOW_MAX;
-    int item = many ? (int)TD_ITEM_MANY : (int)TD_ITEM_FEW, most = e->n_experts + e->picks / item;
+    int item = e->n_rows > TD_WINDOW_MAX ? (int)TD_ITEM_MANY : e->n_rows > 8 ? (int)TD_ITEM_FEW : 8;
+    int most = e->n_experts + e->picks / item;
     unsigned picks = (unsigned)e->picks, inputs = e->exl3 ? 2 : 1;
     td_grouped_args gate_up = { e->table,
                                 e->n_experts,
                                 TD_MATRIX_GATE,
                                 2,
                                 kind,
-                                many,
+                                item,
                                 e->dim,
                                 e->width,
                                 e->items,

@@ -42,7 +42,7 @@ typedef struct td_grouped_args {
     const td_gpu_matrix *table; /* [TD_MATRICES][n_experts] */
     int n_experts, first_matrix, n_matrices;
     td_gpu_kind kind;
-    bool many;
+    int item_picks; /* the most an item has: 8, 16 or TD_ITEM_MANY */
     int k, n;
     const td_item *items;
     const int32_t *n_items;

@@ -8,16 +8,28 @@
 
 enum {
     WARPS = 8,
-    STRIP = 64,                       /* outputs of a column group: four tiles */
-    STAGES = 4,                       /* of k_experts_many */
-    STAGE_BYTES = TD_ITEM_MANY * 128, /* 64 rows x 64 inputs */
-    MANY_OUT = WARPS * 32
+    STRIP = 64, /* outputs of a column group: four tiles */
+    MANY_OUT = WARPS * 32,
+    MANY_TILES = 2,               /* of a warp of k_experts_many, ... */
+    MANY_NT = TD_ITEM_MANY / 8,   /* ... and its tiles of eight rows */
+    X_BYTES = TD_ITEM_MANY * 128, /* a stage of it: 64 rows x 64 inputs, */
+    W_BYTES = MANY_OUT * 64 / 2,  /* and 4-bit words of 256 outputs x 64 inputs */
+    STAGES = 2,
+    TOTAL_FLOATS = MANY_TILES * MANY_NT * 4, /* of a thread, in shared memory */
+    MANY_BYTES = STAGES * (X_BYTES + W_BYTES) + TOTAL_FLOATS * 32 * WARPS * (int)sizeof(float)
 };
 
 typedef struct product {
     td_grouped_args a;
     int slices, groups; /* groups: of 64 inputs */
 } product;
+
+/* Steps of 16 inputs. Plain matrices spread their inputs over all four steps of a group (weight.h), padded with zeros.
+ */
+template <int KIND> static TD_DEVICE int tiles_of(const product &p)
+{
+    return KIND == TD_GPU_PLAIN ? p.groups * (TD_TILE_IN / TD_EXL3_TILE) : p.a.k / TD_EXL3_TILE;
+}
 
 static int slices_of(int k)
 {
@@ -127,30 +139,26 @@ static TD_DEVICE void operands(const product &p, const td_gpu_matrix &m, const u
     }
 }
 
-/* The lane's mcg4 words of TILES tile columns at input tile kt; nothing for the other kinds. */
-template <int KIND, int TILES>
-static TD_DEVICE void load_words(const product &p, const td_gpu_matrix &m, int kt, int column, uint32_t raw[TILES])
+/* The lane's mcg4 words of a strip at input tile kt; nothing for the other kinds. */
+template <int KIND>
+static TD_DEVICE void load_words(const product &p, const td_gpu_matrix &m, int kt, int column,
+                                 uint32_t raw[STRIP / TD_EXL3_TILE])
 {
     if (KIND != TD_GPU_MCG4) return;
     const uint8_t *at = m.data + ((size_t)(column / 4) * (p.a.k / TD_EXL3_TILE) + kt) * 512 + threadIdx.x % 32 * 16;
-    if (TILES == 4) {
-        uint4 v = td_load_stream(at);
-        raw[0] = v.x;
-        raw[1] = v.y;
-        raw[TILES - 2] = v.z;
-        raw[TILES - 1] = v.w;
-    } else {
-        uint2 v = __ldg((const uint2 *)(at + column % 4 * 4));
-        raw[0] = v.x;
-        raw[1] = v.y;
-    }
+    uint4 v = td_load_stream(at);
+    raw[0] = v.x;
+    raw[1] = v.y;
+    raw[2] = v.z;
+    raw[3] = v.w;
 }
 
 /* NT: tiles of eight picks. Input tiles come in pairs, which share 16-byte loads of x. */
-template <int KIND> static __global__ void __launch_bounds__(32 * WARPS, 2) k_experts_few(product p)
+template <int KIND, int NT>
+static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT == 1 ? 3 : 2) k_experts_few(product p)
 {
-    enum { NT = TD_ITEM_FEW / 8, TILES = STRIP / TD_EXL3_TILE };
-    __shared__ float red[WARPS][TD_ITEM_FEW][STRIP];
+    enum { TILES = STRIP / TD_EXL3_TILE };
+    __shared__ float red[WARPS][8 * NT][STRIP];
     if ((int)blockIdx.z >= *p.a.n_items) return;
     const td_item item = p.a.items[blockIdx.z];
     const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
@@ -159,14 +167,13 @@ template <int KIND> static __global__ void __launch_bounds__(32 * WARPS, 2) k_ex
     int first = 2 * (p.groups * slice / p.slices), end = 2 * (p.groups * (slice + 1) / p.slices);
     const td_bf16 *x = p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + g) * p.a.x_stride + 8 * t;
     bool row0 = g<item.n, row1 = g + 8 < item.n, wide = item.n> 8, live = strip * STRIP < p.a.n;
-    int tiles = p.a.k / TD_EXL3_TILE;
+    int tiles = tiles_of<KIND>(p);
     float acc[TILES][NT][4];
 #pragma unroll
     for (int i = 0; i < TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
     uint32_t next[2][TILES];
     for (int i = 0; i < 2 && live; i++)
-        if (KIND == TD_GPU_MCG4 && 2 * first + i < tiles)
-            load_words<KIND, TILES>(p, m, 2 * first + i, strip * TILES, next[i]);
+        if (KIND == TD_GPU_MCG4 && 2 * first + i < tiles) load_words<KIND>(p, m, 2 * first + i, strip * TILES, next[i]);
 #pragma unroll 2
     for (int pair = first; pair < end && live; pair++) {
         uint32_t raw[2][TILES];
@@ -175,8 +182,8 @@ template <int KIND> static __global__ void __launch_bounds__(32 * WARPS, 2) k_ex
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (pair + 1 < end && 2 * pair + 2 + i < tiles)
-                load_words<KIND, TILES>(p, m, 2 * pair + 2 + i, strip * TILES, next[i]);
-        uint4 b[NT] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
+                load_words<KIND>(p, m, 2 * pair + 2 + i, strip * TILES, next[i]);
+        uint4 b[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
         if (row0) b[0] = __ldg((const uint4 *)(x + 32 * pair));
         if (row1) b[1] = __ldg((const uint4 *)(x + 8 * p.a.x_stride + 32 * pair));
 #pragma unroll
@@ -187,7 +194,7 @@ template <int KIND> static __global__ void __launch_bounds__(32 * WARPS, 2) k_ex
 #pragma unroll
             for (int c = 0; c < TILES; c++) {
                 step<KIND>(acc[c][0], a[c], i ? b[0].z : b[0].x, i ? b[0].w : b[0].y);
-                if (wide) step<KIND>(acc[c][1], a[c], i ? b[1].z : b[1].x, i ? b[1].w : b[1].y);
+                if (wide) step<KIND>(acc[c][NT - 1], a[c], i ? b[1].z : b[1].x, i ? b[1].w : b[1].y);
             }
         }
     }
@@ -214,100 +221,123 @@ static TD_DEVICE int piece_at(int row, int piece)
     return row * 128 + ((piece ^ (row & 1) * 4) * 16);
 }
 
-static TD_DEVICE void load_stage(const product &p, const td_item &item, int matrix, int group, unsigned char *to)
+/* A stage: rows of x, then, 4-bit mcg, the words of the block's four strips for four input tiles, 2 KiB a strip. */
+template <int KIND>
+static TD_DEVICE void load_stage(const product &p, const td_gpu_matrix &m, const td_item &item, int matrix, int group,
+                                 unsigned char *to)
 {
     const td_bf16 *x = p.a.x + matrix * p.a.x_matrix + (size_t)item.first * p.a.x_stride + group * 64;
-    for (int i = threadIdx.x; i < STAGE_BYTES / 16; i += 32 * WARPS) {
+    for (int i = threadIdx.x; i < X_BYTES / 16; i += 32 * WARPS) {
         int row = i / 8, piece = i % 8;
         bool valid = row < item.n;
         td_copy_async(to + piece_at(row, piece), x + (valid ? (size_t)row * p.a.x_stride + piece * 8 : 0), valid);
     }
+    for (int i = threadIdx.x; KIND == TD_GPU_MCG4 && i < W_BYTES / 16; i += 32 * WARPS) {
+        int strip = blockIdx.x * (MANY_OUT / STRIP) + i / 128;
+        bool valid = strip * STRIP < p.a.n;
+        size_t at = ((size_t)strip * (p.a.k / TD_EXL3_TILE) + 4 * group) * 512 + i % 128 * 16;
+        td_copy_async(to + X_BYTES + i * 16, m.data + (valid ? at : 0), valid);
+    }
+    td_copy_commit();
 }
 
-template <int KIND> static __global__ void __launch_bounds__(32 * WARPS) k_experts_many(product p)
+/* 32 inputs of a stage, for a warp's outputs. */
+template <int KIND>
+static TD_DEVICE void many_pair(const product &p, const td_gpu_matrix &m, const unsigned char *stage, int group,
+                                int half, int column, int n_tiles, float acc[MANY_TILES][MANY_NT][4])
 {
-    enum { NT = TD_ITEM_MANY / 8, TILES = 2 };
-    __shared__ __align__(16) unsigned char stages[STAGES][STAGE_BYTES];
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tiles = tiles_of<KIND>(p);
+    uint32_t a[2][MANY_TILES][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int kt = 4 * group + 2 * half + i, strip = threadIdx.x / 64;
+        uint32_t raw[MANY_TILES] = { 0, 0 };
+        if (KIND == TD_GPU_MCG4) {
+            uint2 v =
+                *(const uint2 *)(stage + X_BYTES + strip * 2048 + (2 * half + i) * 512 + lane * 16 + column % 4 * 4);
+            raw[0] = v.x;
+            raw[1] = v.y;
+        }
+        if (kt < tiles)
+            operands<KIND, MANY_TILES>(p, m, raw, kt, column, a[i]);
+        else
+            for (int j = 0; j < MANY_TILES * 4; j++) a[i][j / 4][j % 4] = 0;
+    }
+#pragma unroll
+    for (int nt = 0; nt < MANY_NT; nt++) {
+        if (nt >= n_tiles) continue;
+        uint4 b = *(const uint4 *)(stage + piece_at(8 * nt + g, 4 * half + t));
+#pragma unroll
+        for (int c = 0; c < MANY_TILES; c++) {
+            step<KIND>(acc[c][nt], a[0][c], b.x, b.y);
+            step<KIND>(acc[c][nt], a[1][c], b.z, b.w);
+        }
+    }
+}
+
+template <int KIND>
+static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 ? 2 : 1) k_experts_many(product p)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
     if ((int)blockIdx.z >= *p.a.n_items) return;
     const td_item item = p.a.items[blockIdx.z];
     const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int column = (blockIdx.x * WARPS + warp) * TILES, tiles = p.a.k / TD_EXL3_TILE, n_tiles = (item.n + 7) / 8;
+    int column = (blockIdx.x * WARPS + warp) * MANY_TILES, n_tiles = (item.n + 7) / 8, slice = 0;
     bool live = column * TD_EXL3_TILE < p.a.n;
-    float acc[TILES][NT][4], total[TILES][NT][4];
+    float *total = (float *)(smem + STAGES * (X_BYTES + W_BYTES)) + threadIdx.x;
+    float acc[MANY_TILES][MANY_NT][4];
 #pragma unroll
-    for (int i = 0; i < TILES * NT * 4; i++)
-        acc[i / (NT * 4)][i / 4 % NT][i % 4] = total[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < p.groups) load_stage(p, item, blockIdx.y, s, stages[s]);
-        td_copy_commit();
-    }
-    uint32_t next[4][TILES];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (live && i < tiles) load_words<KIND, TILES>(p, m, i, column, next[i]);
-    int slice = 0;
+    for (int i = 0; i < TOTAL_FLOATS; i++)
+        acc[i / (MANY_NT * 4)][i / 4 % MANY_NT][i % 4] = total[i * 32 * WARPS] = 0.0f;
+    load_stage<KIND>(p, m, item, blockIdx.y, 0, smem);
     for (int group = 0; group < p.groups; group++) {
-        td_copy_wait<STAGES - 2>();
+        td_copy_wait<0>();
         __syncthreads();
-        if (group + STAGES - 1 < p.groups)
-            load_stage(p, item, blockIdx.y, group + STAGES - 1, stages[(group + STAGES - 1) % STAGES]);
-        td_copy_commit();
-        const unsigned char *x = stages[group % STAGES];
+        if (group + 1 < p.groups)
+            load_stage<KIND>(p, m, item, blockIdx.y, group + 1, smem + (group + 1) % STAGES * (X_BYTES + W_BYTES));
+        const unsigned char *stage = smem + group % STAGES * (X_BYTES + W_BYTES);
 #pragma unroll
-        for (int half = 0; half < 2 && live; half++) {
-            uint32_t a[2][TILES][4];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int kt = 4 * group + 2 * half + i;
-                if (kt < tiles)
-                    operands<KIND, TILES>(p, m, next[2 * half + i], kt, column, a[i]);
-                else
-                    for (int j = 0; j < TILES * 4; j++) a[i][j / 4][j % 4] = 0;
-                if (kt + 4 < tiles) load_words<KIND, TILES>(p, m, kt + 4, column, next[2 * half + i]);
-            }
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                if (nt >= n_tiles) continue;
-                uint4 b = *(const uint4 *)(x + piece_at(8 * nt + g, 4 * half + t));
-#pragma unroll
-                for (int c = 0; c < TILES; c++) {
-                    step<KIND>(acc[c][nt], a[0][c], b.x, b.y);
-                    step<KIND>(acc[c][nt], a[1][c], b.z, b.w);
-                }
-            }
-        }
+        for (int half = 0; half < 2 && live; half++) many_pair<KIND>(p, m, stage, group, half, column, n_tiles, acc);
         if (group + 1 < p.groups * (slice + 1) / p.slices) continue;
         slice++;
 #pragma unroll
-        for (int i = 0; i < TILES * NT * 4; i++) {
-            total[i / (NT * 4)][i / 4 % NT][i % 4] += acc[i / (NT * 4)][i / 4 % NT][i % 4];
-            acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
+        for (int i = 0; i < TOTAL_FLOATS; i++) {
+            total[i * 32 * WARPS] += acc[i / (MANY_NT * 4)][i / 4 % MANY_NT][i % 4];
+            acc[i / (MANY_NT * 4)][i / 4 % MANY_NT][i % 4] = 0.0f;
         }
     }
 #pragma unroll
-    for (int i = 0; i < TILES * NT * 4; i++) {
-        int out = (column + i / (NT * 4)) * TD_EXL3_TILE + g + i / 2 % 2 * 8, r = i / 4 % NT * 8 + 2 * t + i % 2;
+    for (int i = 0; i < TOTAL_FLOATS; i++) {
+        int out = (column + i / (MANY_NT * 4)) * TD_EXL3_TILE + g + i / 2 % 2 * 8,
+            r = i / 4 % MANY_NT * 8 + 2 * t + i % 2;
         if (out < p.a.n && r < item.n)
-            p.a.z[(size_t)(item.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] =
-                total[i / (NT * 4)][i / 4 % NT][i % 4];
+            p.a.z[(size_t)(item.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] = total[i * 32 * WARPS];
     }
 }
 
 template <int KIND> static void launch(const td_cuda_dev *dev, const product &p)
 {
     const td_grouped_args &a = p.a;
-    int outputs = a.many ? (int)MANY_OUT : WARPS / p.slices * STRIP;
+    int outputs = a.item_picks > TD_ITEM_FEW ? (int)MANY_OUT : WARPS / p.slices * STRIP;
     dim3 grid(td_ceil_div((size_t)a.n, (size_t)outputs), (unsigned)a.n_matrices, (unsigned)a.items_cap);
-    if (a.many)
-        k_experts_many<KIND><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
+    if (a.item_picks > TD_ITEM_FEW)
+        k_experts_many<KIND><<<grid, 32 * WARPS, MANY_BYTES, dev->stream>>>(p);
+    else if (a.item_picks <= 8)
+        k_experts_few<KIND, 1><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
     else
-        k_experts_few<KIND><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
+        k_experts_few<KIND, 2><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
 }
 
 cudaError_t td_cuda_experts_init(void)
 {
-    return cudaSuccess; /* 32 KiB of shared memory at most: nothing to ask for */
+    cudaError_t error =
+        cudaFuncSetAttribute(k_experts_many<TD_GPU_MCG4>, cudaFuncAttributeMaxDynamicSharedMemorySize, MANY_BYTES);
+    if (error == cudaSuccess)
+        error =
+            cudaFuncSetAttribute(k_experts_many<TD_GPU_EXL3>, cudaFuncAttributeMaxDynamicSharedMemorySize, MANY_BYTES);
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(k_experts_many<TD_GPU_PLAIN>, cudaFuncAttributeMaxDynamicSharedMemorySize, MANY_BYTES);
 }
 
 td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a)

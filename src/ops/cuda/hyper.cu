@@ -144,14 +144,16 @@ static TD_DEVICE float workers_sum(float x, float *scratch)
 
 static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args a, int slices)
 {
-    extern __shared__ float collapsed[]; /* [dim] */
+    extern __shared__ float collapsed[]; /* [dim]; before: the slices' shares */
     __shared__ float sums[SHARES], m[MIXES], scratch[THREADS / 32];
     size_t row = blockIdx.x;
     int tid = threadIdx.x;
+    const float *shares = a.shares + row * slices * SHARES;
+    for (int i = tid; i < slices * SHARES; i += THREADS + 32) collapsed[i] = shares[i];
+    __syncthreads();
     if (tid < SHARES) {
-        const float *share = a.shares + row * slices * SHARES + tid;
         float sum = 0.0f;
-        for (int i = 0; i < slices; i++) sum += share[(size_t)i * SHARES];
+        for (int i = 0; i < slices; i++) sum += collapsed[i * SHARES + tid];
         sums[tid] = sum;
     }
     __syncthreads();
@@ -185,6 +187,12 @@ static size_t slices_of(int dim)
     return ((size_t)dim + SLICE - 1) / SLICE;
 }
 
+static size_t finish_floats(int dim)
+{
+    size_t shares = slices_of(dim) * SHARES;
+    return shares > (size_t)dim ? shares : (size_t)dim;
+}
+
 size_t td_cuda_hyper_bytes(const td_dev_limits *limits)
 {
     return (size_t)limits->rows * slices_of(limits->dim) * SHARES * sizeof(float);
@@ -194,7 +202,7 @@ td_status td_cuda_hyper(td_dev *base, const td_hyper_args *a)
 {
     td_cuda_dev *dev = td_cuda(base);
     if (a->n_rows < 0 || a->n_rows > dev->limits.rows || a->dim < 16 || a->dim > dev->limits.dim || a->dim % 16 ||
-        (size_t)a->dim * sizeof(float) > 48 * 1024)
+        finish_floats(a->dim) * sizeof(float) > 48 * 1024)
         return TD_EINVAL;
     if (!a->n_rows || (!a->fn && !a->partials)) return TD_OK;
     td_arena arena;
@@ -210,6 +218,7 @@ td_status td_cuda_hyper(td_dev *base, const td_hyper_args *a)
     size_t slices = slices_of(a->dim);
     k_hyper_slices<<<dim3((unsigned)slices, td_ceil_div((size_t)a->n_rows, ROWS_A_BLOCK)), THREADS, 0, dev->stream>>>(
         h);
-    if (a->fn) k_hyper_finish<<<a->n_rows, THREADS + 32, (size_t)a->dim * sizeof(float), dev->stream>>>(h, (int)slices);
+    if (a->fn)
+        k_hyper_finish<<<a->n_rows, THREADS + 32, finish_floats(a->dim) * sizeof(float), dev->stream>>>(h, (int)slices);
     return td_cuda_launched(dev, "hyper");
 }

@@ -72,14 +72,8 @@ static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_recurrent(td_kda_
         }
     }
     td_kda_state_store(m, td_kda_state_at(a, segment, !segment->parity, head));
-}
-
-/* All segments: their last raw rows. */
-static __global__ void k_kda_conv(td_kda_call a)
-{
-    const td_segment *segment = a.segments + blockIdx.x;
-    if (segment->n_rows < 1) return;
-    td_kda_conv_write(a, segment, segment->n_rows, a.proj + (size_t)segment->first_row * a.proj_stride, a.proj_stride);
+    td_kda_conv_write(a, segment, head, segment->n_rows, a.proj + (size_t)segment->first_row * a.proj_stride,
+                      a.proj_stride);
 }
 
 static bool segments_fit(const td_kda_args *a, bool *serial, bool *chunked)
@@ -125,10 +119,6 @@ td_status td_cuda_kda(td_dev *base, const td_kda_args *a)
     if (serial)
         k_kda_recurrent<<<dim3((unsigned)a->n_heads, (unsigned)a->window->n_segments), TD_KDA_THREADS,
                           sizeof(row_block), dev->stream>>>(call);
-    if (chunked) {
-        td_status status = td_cuda_kda_chunked(dev, &call, a->window->n_rows);
-        if (status != TD_OK) return status;
-    }
-    k_kda_conv<<<a->window->n_segments, 512, 0, dev->stream>>>(call);
+    if (chunked) return td_cuda_kda_chunked(dev, &call, a->window->n_rows);
     return td_cuda_launched(dev, "kda");
 }

@@ -133,20 +133,33 @@ TD_DEVICE void td_kda_finish(const td_kda_call &a, const td_segment *segment, in
             td_to_bf16((a.w.o_norm[lane + 32 * i] * (o[i] * inverse)) * td_sigmoidf(td_load_bf16(gate + 32 * i)));
 }
 
+TD_DEVICE void td_kda_load4(const float *p, float x[4])
+{
+    float4 v = *(const float4 *)p;
+    x[0] = v.x;
+    x[1] = v.y;
+    x[2] = v.z;
+    x[3] = v.w;
+}
+
 /* One row on value channel d = threadIdx.x % 128 and the quarter threadIdx.x / 128 of the key channels, held in m:
  *   M = diag(alpha) M;  r = M^T k;  u = beta (v - r);  M = M + k u^T;  o = M^T q (OUTPUT)
  * Sums: a chain over the quarter's ascending channels, quarters in order. red: [2][4][128], `turn` alternates; o:
- * [4][128] takes the quarters' shares. */
+ * [4][128] takes the quarters' shares. Rows are 16-byte aligned. */
 template <bool OUTPUT>
 TD_DEVICE void td_kda_step(float m[TD_KDA_QUARTER], const float *k, const float *v, const float *alpha, float beta,
                            const float *q, float *red, int turn, float *o)
 {
     int d = threadIdx.x % TD_HEAD, quarter = threadIdx.x / TD_HEAD, c0 = quarter * TD_KDA_QUARTER;
-    float sum = 0.0f;
+    float sum = 0.0f, kc[4], other[4];
 #pragma unroll
     for (int j = 0; j < TD_KDA_QUARTER; j++) {
-        m[j] = alpha[c0 + j] * m[j];
-        sum = fmaf(k[c0 + j], m[j], sum);
+        if (j % 4 == 0) {
+            td_kda_load4(k + c0 + j, kc);
+            td_kda_load4(alpha + c0 + j, other);
+        }
+        m[j] = other[j % 4] * m[j];
+        sum = fmaf(kc[j % 4], m[j], sum);
     }
     red += turn * TD_KDA_THREADS;
     red[threadIdx.x] = sum;
@@ -155,8 +168,12 @@ TD_DEVICE void td_kda_step(float m[TD_KDA_QUARTER], const float *k, const float 
     sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < TD_KDA_QUARTER; j++) {
-        m[j] = fmaf(k[c0 + j], u, m[j]);
-        if (OUTPUT) sum = fmaf(q[c0 + j], m[j], sum);
+        if (j % 4 == 0) {
+            td_kda_load4(k + c0 + j, kc);
+            if (OUTPUT) td_kda_load4(q + c0 + j, other);
+        }
+        m[j] = fmaf(kc[j % 4], u, m[j]);
+        if (OUTPUT) sum = fmaf(other[j % 4], m[j], sum);
     }
     if (OUTPUT) o[threadIdx.x] = sum;
 }
@@ -175,17 +192,16 @@ TD_DEVICE void td_kda_state_store(const float m[TD_KDA_QUARTER], float *state)
     for (int j = 0; j < TD_KDA_QUARTER; j++) state[j * TD_HEAD] = m[j];
 }
 
-/* The 3 raw rows before row n_rows of [old 3; raw rows] go to the other parity; a block a segment. */
-TD_DEVICE void td_kda_conv_write(const td_kda_call &a, const td_segment *segment, int n_rows, const td_bf16 *raw,
-                                 size_t stride)
+/* The 3 raw rows of this head's channels before row n_rows of [old 3; raw rows] go to the other parity. */
+TD_DEVICE void td_kda_conv_write(const td_kda_call &a, const td_segment *segment, int head, int n_rows,
+                                 const td_bf16 *raw, size_t stride)
 {
-    int width = 3 * TD_HEAD * a.n_heads;
-    for (int j = 0; j < TD_CONV - 1; j++) {
-        int t = n_rows - (TD_CONV - 1) + j;
+    for (int i = threadIdx.x; i < (TD_CONV - 1) * 3 * TD_HEAD; i += blockDim.x) {
+        int j = i / (3 * TD_HEAD), part = i / TD_HEAD % 3, t = n_rows - (TD_CONV - 1) + j;
+        size_t channel = ((size_t)part * a.n_heads + head) * TD_HEAD + i % TD_HEAD;
         const td_bf16 *src =
             t < 0 ? td_kda_conv_at(a, segment, segment->parity, TD_CONV - 1 + t) : raw + (size_t)t * stride;
-        td_bf16 *dst = td_kda_conv_at(a, segment, !segment->parity, j);
-        for (int c = threadIdx.x; c < width; c += blockDim.x) dst[c] = src[c];
+        td_kda_conv_at(a, segment, !segment->parity, j)[channel] = src[channel];
     }
 }
 

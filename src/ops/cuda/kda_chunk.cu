@@ -303,6 +303,9 @@ static __global__ void k_kda_chunk_finish(td_kda_call a, const chunk *chunks)
     const td_segment *segment = find_chunk(a, blockIdx.y, &t0);
     if (!segment) return;
     const chunk *h = chunks + (size_t)blockIdx.y * a.n_heads + head;
+    if (t0 == 0) /* one block of the segment and head */
+        td_kda_conv_write(a, segment, head, segment->n_rows, a.proj + (size_t)segment->first_row * a.proj_stride,
+                          a.proj_stride);
     for (int t = threadIdx.x / 32; t < C && t0 + t < segment->n_rows; t += WARPS) {
         float o[4];
         for (int i = 0; i < 4; i++) o[i] = h->o[t][lane + 32 * i];

@@ -4,7 +4,8 @@
 
 static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_replay(td_kda_call a, const int32_t *keep)
 {
-    __shared__ float part[3][TD_HEAD], red[2][TD_KDA_THREADS];
+    __shared__ __align__(16) float part[3][TD_HEAD];
+    __shared__ float red[2][TD_KDA_THREADS];
     int head = blockIdx.x, n = keep[blockIdx.y];
     const td_segment *segment = a.segments + blockIdx.y;
     if (segment->chunked || n <= 0 || n >= segment->n_rows) return;
@@ -21,16 +22,8 @@ static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_replay(td_kda_cal
                            NULL);
     }
     td_kda_state_store(m, td_kda_state_at(a, segment, !segment->parity, head));
-}
-
-static __global__ void k_kda_replay_conv(td_kda_call a, const int32_t *keep)
-{
-    const td_segment *segment = a.segments + blockIdx.x;
-    int n = keep[blockIdx.x];
-    if (segment->chunked || n <= 0 || n >= segment->n_rows) return;
     size_t width = 3 * (size_t)a.n_heads * TD_HEAD;
-    td_kda_conv_write(a, segment, n, (const td_bf16 *)a.saved.raw + td_kda_first_saved(a.segments, blockIdx.x) * width,
-                      width);
+    td_kda_conv_write(a, segment, head, n, (const td_bf16 *)a.saved.raw + first * width, width);
 }
 
 td_status td_cuda_kda_replay(td_dev *base, const td_kda_replay_args *a)
@@ -47,6 +40,5 @@ td_status td_cuda_kda_replay(td_dev *base, const td_kda_replay_args *a)
     call.saved = a->saved;
     dim3 grid((unsigned)a->n_heads, (unsigned)a->window->n_segments);
     k_kda_replay<<<grid, TD_KDA_THREADS, 0, dev->stream>>>(call, a->keep);
-    k_kda_replay_conv<<<a->window->n_segments, 512, 0, dev->stream>>>(call, a->keep);
     return td_cuda_launched(dev, "kda_replay");
 }

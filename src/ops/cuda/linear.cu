@@ -148,8 +148,9 @@ static TD_DEVICE void few_group(const uint4 *raw, uint2 pair, const uint32_t b[N
     }
 }
 
-/* UNROLL groups' loads are in flight together. */
-template <int FORMAT, int NT, int UNROLL> static __global__ void __launch_bounds__(32 * WARPS) k_linear_few(product p)
+/* Weights of UNROLL groups are in flight together. */
+template <int FORMAT, int NT, int UNROLL>
+static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
 {
     const int N = pieces<FORMAT>::N;
     __shared__ float red[WARPS][8 * NT][TD_TILE_OUT + 1];
@@ -166,7 +167,6 @@ template <int FORMAT, int NT, int UNROLL> static __global__ void __launch_bounds
     for (int group = first; panel < p.n_panels && group < end; group += UNROLL) {
         uint4 raw[UNROLL][N];
         uint2 pair[UNROLL];
-        uint32_t b[UNROLL][NT][8];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             if (group + u >= end) continue;
@@ -175,14 +175,17 @@ template <int FORMAT, int NT, int UNROLL> static __global__ void __launch_bounds
 #pragma unroll
             for (int i = 0; i < N; i++)
                 raw[u][i] = td_load_stream(at + (FORMAT == TD_W_Q4 ? TD_Q4_SCALES : 0) + i * 512 + lane * 16);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            if (group + u >= end) continue;
+            uint32_t b[NT][8];
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
                 load_x(x + (size_t)(8 * nt) * p.x_stride, row0 + 8 * nt + g < p.n_rows, (group + u) * TD_TILE_IN,
-                       p.in - 8 * t, b[u][nt]);
+                       p.in - 8 * t, b[nt]);
+            few_group<FORMAT, NT>(raw[u], pair[u], b, acc);
         }
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            if (group + u < end) few_group<FORMAT, NT>(raw[u], pair[u], b[u], acc);
     }
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
@@ -385,16 +388,14 @@ template <int FORMAT> static void launch(const td_cuda_dev *dev, const product &
         return;
     }
     dim3 grid(td_ceil_div((size_t)p.n_panels, (size_t)per_block), 1, (unsigned)n_batch);
-    const int U = FORMAT == TD_W_BF16 ? 2 : 4;
+    const int U = FORMAT == TD_W_Q4 ? 8 : 4;
     if (p.n_rows <= 8)
         k_linear_few<FORMAT, 1, U><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
     else if (p.n_rows <= 16)
         k_linear_few<FORMAT, 2, U / 2><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
-    else if (p.n_rows <= 32)
-        k_linear_few<FORMAT, 4, 1><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
     else {
         grid.y = td_ceil_div((size_t)p.n_rows, 32);
-        k_linear_few<FORMAT, 4, 1><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
+        k_linear_few<FORMAT, 4, U / 4><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
     }
 }
 

@@ -5,59 +5,45 @@
 
 enum { ROWS = 4, PER_LANE = TD_EXPERTS_MAX / 32 };
 
-/* Is (key, id) better than (best, best_id)? NaN loses to every number; id < 0 is nothing. */
-static TD_DEVICE bool better(float key, int id, float best, int best_id)
+/* (key, id) as a number that is larger for a larger key and, among equal keys, for the lower id; NaN is below all keys.
+ * Never 0. */
+static TD_DEVICE uint64_t ordered(float key, int id)
 {
-    if (id < 0) return false;
-    if (best_id < 0) return true;
-    if (key > best) return true;
-    if (key != key || best != best) return key == key || (best != best && id < best_id);
-    return key == best && id < best_id;
+    uint32_t bits = __float_as_uint(key + 0.0f), rank = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (uint64_t)(key == key ? rank : 0u) << 32 | (0xffffffffu - (uint32_t)id);
 }
 
 static __global__ void k_router_pick(int n_rows, int n_experts, int top_k, bool norm, float scale, const float *logits,
                                      const float *bias, int32_t *ids, float *weights)
 {
-    int row = blockIdx.x * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    int row = blockIdx.x * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32, picked_id = 0;
     if (row >= n_rows) return;
-    float prob[PER_LANE], key[PER_LANE], sum = 0.0f, picked = 0.0f;
-    uint32_t taken = 0;
+    logits += (size_t)row * n_experts;
+    uint64_t key[PER_LANE];
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         int e = lane + 32 * i;
-        prob[i] = e < n_experts ? td_sigmoidf(logits[(size_t)row * n_experts + e]) : 0.0f;
-        key[i] = e < n_experts ? prob[i] + bias[e] : 0.0f;
+        key[i] = e < n_experts ? ordered(td_sigmoidf(logits[e]) + bias[e], e) : 0;
     }
     for (int k = 0; k < top_k; k++) {
-        float best = 0.0f, best_prob = 0.0f;
-        int best_id = -1;
+        uint64_t best = 0;
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            int e = lane + 32 * i;
-            if (e < n_experts && !(taken >> i & 1u) && better(key[i], e, best, best_id)) {
-                best = key[i];
-                best_id = e;
-                best_prob = prob[i];
-            }
-        }
+        for (int i = 0; i < PER_LANE; i++)
+            if (32 * i < n_experts) best = key[i] > best ? key[i] : best;
         for (int step = 16; step; step >>= 1) {
-            float other = __shfl_xor_sync(0xffffffffu, best, step),
-                  other_prob = __shfl_xor_sync(0xffffffffu, best_prob, step);
-            int other_id = __shfl_xor_sync(0xffffffffu, best_id, step);
-            if (better(other, other_id, best, best_id)) {
-                best = other;
-                best_id = other_id;
-                best_prob = other_prob;
-            }
+            uint64_t other = __shfl_xor_sync(0xffffffffu, best, step);
+            best = other > best ? other : best;
         }
-        if (best_id % 32 == lane) taken |= 1u << best_id / 32;
-        if (lane == k) {
-            picked = best_prob;
-            ids[(size_t)row * top_k + k] = best_id;
-        }
-        sum += best_prob;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            if (key[i] == best) key[i] = 0;
+        if (lane == k) picked_id = (int)(0xffffffffu - (uint32_t)best);
     }
-    if (lane < top_k) weights[(size_t)row * top_k + lane] = (norm ? picked / (sum + 1e-20f) : picked) * scale;
+    float picked = lane < top_k ? td_sigmoidf(logits[picked_id]) : 0.0f, sum = 0.0f;
+    for (int k = 0; k < top_k; k++) sum += __shfl_sync(0xffffffffu, picked, k);
+    if (lane >= top_k) return;
+    ids[(size_t)row * top_k + lane] = picked_id;
+    weights[(size_t)row * top_k + lane] = (norm ? picked / (sum + 1e-20f) : picked) * scale;
 }
 
 size_t td_cuda_router_bytes(const td_dev_limits *limits)
