@@ -67,7 +67,7 @@ if [ $quick = 0 ]; then
     check 'build (address and undefined sanitizers)' configure_and_build asan
     run_ctest 'tests with sanitizers' build/asan -j "$jobs" -L 'unit|fuzz|faults' -LE slow
     check 'build (arm64)' build_arm64
-    run_ctest 'arm64 under qemu' $arm64 -j "$jobs"
+    run_ctest 'arm64 under qemu' $arm64 -j "$jobs" -LE slow
     check 'build (fuzzers)' configure_and_build fuzz
     for fuzzer in build/fuzz/tests/fuzz/fuzz_*; do
         [ -x "$fuzzer" ] && [ -f "$fuzzer" ] && check "fuzz $(basename "$fuzzer")" scripts/fuzz.sh "$fuzzer" "${FUZZ_SECONDS:-60}"

@@ -32,11 +32,12 @@ void td_arena_deinit(td_arena *arena)
 
 static bool grow(td_arena *arena, size_t n_bytes)
 {
-    size_t bytes = arena->total_bytes / 2;              /* grow geometrically: few blocks, at most half wasted */
+    size_t bytes = arena->total_bytes / 2; /* grow geometrically: few blocks, at most half wasted */
     if (bytes < BLOCK_MIN_BYTES) bytes = BLOCK_MIN_BYTES;
     if (bytes < n_bytes) bytes = n_bytes;
     if (bytes > SIZE_MAX - BLOCK_HEAD_BYTES) return false;
-    if (arena->limit_bytes && (arena->total_bytes > arena->limit_bytes || bytes > arena->limit_bytes - arena->total_bytes)) {
+    if (arena->limit_bytes &&
+        (arena->total_bytes > arena->limit_bytes || bytes > arena->limit_bytes - arena->total_bytes)) {
         if (arena->total_bytes > arena->limit_bytes || n_bytes > arena->limit_bytes - arena->total_bytes) return false;
         bytes = n_bytes;
     }

@@ -1,7 +1,8 @@
 /* Arenas: one owner, many pieces, freed whole. Two kinds share one type:
- *   a fixed arena (td_arena_init_fixed) hands out a given buffer and never grows: what the plan sized, process lifetime;
+ *   a fixed arena (td_arena_init_fixed) hands out a given buffer, never grows: what the plan sized, process lifetime;
  *   a growing arena (td_arena_init) takes blocks from malloc: request lifetime, parsers.
- * With base == NULL and cap_bytes == SIZE_MAX a fixed arena only counts: the plan runs the same code that later takes. */
+ * With base == NULL and cap_bytes == SIZE_MAX a fixed arena only counts: the plan runs the same code that later
+ * takes. */
 #ifndef TD_BASE_ARENA_H
 #define TD_BASE_ARENA_H
 

@@ -6,9 +6,9 @@
 
 TD_BEGIN_C
 
-int64_t td_now_ns(void);       /* CLOCK_MONOTONIC */
-int64_t td_wall_s(void);       /* seconds since 1970, UTC */
-void td_sleep_ns(int64_t ns);  /* at least ns; signals do not end it */
+int64_t td_now_ns(void);      /* CLOCK_MONOTONIC */
+int64_t td_wall_s(void);      /* seconds since 1970, UTC */
+void td_sleep_ns(int64_t ns); /* at least ns; signals do not end it */
 
 TD_END_C
 #endif

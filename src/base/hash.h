@@ -10,7 +10,7 @@ TD_BEGIN_C
 
 typedef struct td_sha256 td_sha256;
 
-td_sha256 *td_sha256_create(void);                              /* NULL: out of memory */
+td_sha256 *td_sha256_create(void); /* NULL: out of memory */
 void td_sha256_update(td_sha256 *sha, const void *data, size_t n_bytes);
 void td_sha256_finish(td_sha256 *sha, uint8_t digest[TD_SHA256_BYTES]); /* destroys sha */
 void td_sha256_of(const void *data, size_t n_bytes, uint8_t digest[TD_SHA256_BYTES]);

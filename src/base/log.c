@@ -39,5 +39,5 @@ void td_log(td_log_level level, const char *area, const char *fmt, ...)
     n += text < 0 ? 0 : (size_t)text;
     if (n > sizeof line - 1) n = sizeof line - 1;
     line[n++] = '\n';
-    if (write(STDERR_FILENO, line, n) < 0) return;   /* nowhere left to report to */
+    if (write(STDERR_FILENO, line, n) < 0) return; /* nowhere left to report to */
 }

@@ -9,7 +9,7 @@ TD_BEGIN_C
 
 typedef enum td_log_level { TD_LOG_DEBUG, TD_LOG_INFO, TD_LOG_WARN, TD_LOG_ERROR } td_log_level;
 
-void td_log_init(td_log_level least, int rank);   /* rank < 0: no rank in the line (tools) */
+void td_log_init(td_log_level least, int rank); /* rank < 0: no rank in the line (tools) */
 void td_log(td_log_level level, const char *area, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 TD_END_C

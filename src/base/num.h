@@ -79,7 +79,7 @@ TD_HD static inline td_e4m3 td_f32_e4m3(float x)
     uint32_t bits = td_f32_bits(x), sign = bits >> 24 & 0x80u, rest = bits & 0x7fffffffu;
     if (rest > 0x7f800000u) return (td_e4m3)(sign | 0x7fu);
     if (rest >= 0x43e80000u) return (td_e4m3)(sign | 0x7eu); /* 464 rounds to 512 or more: keep the largest */
-    if (rest < 0x3c800000u) { /* below 2^-6: the addition of 2^14 rounds at 2^-9 */
+    if (rest < 0x3c800000u) {                                /* below 2^-6: the addition of 2^14 rounds at 2^-9 */
         float scaled = td_bits_f32(rest) + 16384.0f;
         return (td_e4m3)(sign | (td_f32_bits(scaled) - 0x46800000u));
     }

@@ -1,9 +1,9 @@
 /* Kimi delta attention of one shard's heads. Arithmetic: docs/model.md "KDA".
  *
- * A slot has two states (parities). A window reads the committed one and writes the state after all its rows to the other;
- * commit then either flips (all rows kept) or replays the kept rows into the other and flips. The replay gives the bits that
- * serial steps have. Chunked segments (prompts) run in chunks of TD_GRID rows on the absolute grid: their bits do not depend
- * on how the prompt was cut into windows, but differ from the row-by-row form's. */
+ * A slot has two states (parities). A window reads the committed one and writes the state after all its rows to the
+ * other; commit then either flips (all rows kept) or replays the kept rows into the other and flips. The replay gives
+ * the bits that serial steps have. Chunked segments (prompts) run in chunks of TD_GRID rows on the absolute grid: their
+ * bits do not depend on how the prompt was cut into windows, but differ from the row-by-row form's. */
 #ifndef TD_OPS_KDA_H
 #define TD_OPS_KDA_H
 
@@ -14,18 +14,18 @@ TD_BEGIN_C
 /* Bytes a slot and layer of one shard: state [2][n_heads][128 key][128 value] fp32; conv [2][3][3 * n_heads * 128] act
  * (raw q | k | v projections of the last rows; zeros before the sequence starts). */
 typedef struct td_kda_state {
-    float *state;      /* [n_slots][2][n_heads][128][128] */
-    td_act *conv;      /* [n_slots][2][TD_CONV - 1][3 * n_heads * 128] */
+    float *state; /* [n_slots][2][n_heads][128][128] */
+    td_act *conv; /* [n_slots][2][TD_CONV - 1][3 * n_heads * 128] */
 } td_kda_state;
 
 /* Rows of the current window's row-by-row segments, kept for commit: one segment after the other without gaps (rows of
  * chunked segments take no place), so that TD_WINDOW_MAX rows always suffice. */
 typedef struct td_kda_saved {
-    float *k;          /* [TD_WINDOW_MAX][n_heads * 128] normalised keys; the others: as many rows */
-    float *v;          /* [..][n_heads * 128] */
-    float *alpha;      /* [..][n_heads * 128] decays */
-    float *beta;       /* [..][n_heads] */
-    td_act *raw;       /* [..][3 * n_heads * 128] raw projections */
+    float *k;     /* [TD_WINDOW_MAX][n_heads * 128] normalised keys; the others: as many rows */
+    float *v;     /* [..][n_heads * 128] */
+    float *alpha; /* [..][n_heads * 128] decays */
+    float *beta;  /* [..][n_heads] */
+    td_act *raw;  /* [..][3 * n_heads * 128] raw projections */
 } td_kda_saved;
 
 /* Row of saved where segment's first row is. */
@@ -37,36 +37,42 @@ static inline int td_kda_saved_row(const td_segment *segments, int segment)
 }
 
 typedef struct td_kda_weights {
-    const float *conv;       /* [3 * n_heads * 128][TD_CONV] taps, oldest row first */
-    const float *neg_a;      /* [n_heads]  exp(A_log) */
-    const float *dt_bias;    /* [n_heads * 128] */
-    const float *o_norm;     /* [128] */
+    const float *conv;    /* [3 * n_heads * 128][TD_CONV] taps, oldest row first */
+    const float *neg_a;   /* [n_heads]  exp(A_log) */
+    const float *dt_bias; /* [n_heads * 128] */
+    const float *o_norm;  /* [128] */
 } td_kda_weights;
 
 /* proj rows hold  q | k | v (each n_heads * 128, raw)  then anything; beta_raw, f, gate as projected.
- *   conv, SiLU, l2 norms, decay alpha = exp(lower_bound * sigmoid(neg_a * (f + dt_bias))), beta = act(sigmoid(beta_raw)),
+ *   conv, SiLU, l2 norms, decay alpha = exp(lower_bound * sigmoid(neg_a * (f + dt_bias))),
+ *   beta = act(sigmoid(beta_raw)),
  *   M = diag(alpha) M;  u = beta (v - M^T k);  M = M + k u^T;  o = act(M^T q);  y = gated norm of o
  * saved may be NULL when every segment is chunked. */
 typedef struct td_kda_args {
     const td_window *window;
-    int n_heads;                 /* of this shard */
-    float rms_eps, lower_bound;  /* 1e-5, -5 */
+    int n_heads;                /* of this shard */
+    float rms_eps, lower_bound; /* 1e-5, -5 */
     td_kda_weights w;
-    td_kda_state state;          /* of this layer and shard */
-    td_kda_saved saved;          /* of this layer and shard; saved.k == NULL: nothing is kept */
-    const td_act *proj;      size_t proj_stride;
-    const td_act *beta_raw;  size_t beta_stride;   /* [rows][n_heads] */
-    const td_act *f;         size_t f_stride;      /* [rows][n_heads * 128] */
-    const td_act *gate;      size_t gate_stride;   /* [rows][n_heads * 128] */
-    td_act *y;                                     /* [rows][n_heads * 128] out */
+    td_kda_state state; /* of this layer and shard */
+    td_kda_saved saved; /* of this layer and shard; saved.k == NULL: nothing is kept */
+    const td_act *proj;
+    size_t proj_stride;
+    const td_act *beta_raw;
+    size_t beta_stride; /* [rows][n_heads] */
+    const td_act *f;
+    size_t f_stride; /* [rows][n_heads * 128] */
+    const td_act *gate;
+    size_t gate_stride; /* [rows][n_heads * 128] */
+    td_act *y;          /* [rows][n_heads * 128] out */
 } td_kda_args;
 typedef td_status td_kda_fn(td_dev *dev, const td_kda_args *a);
 
-/* For each segment i with 0 < keep[i] < n_rows: the state and conv window after its first keep[i] rows go into the other
- * parity (from the committed parity and saved). Segments with keep[i] == n_rows, 0, or chunked: untouched. The caller flips. */
+/* For each segment i with 0 < keep[i] < n_rows: the state and conv window after its first keep[i] rows go into the
+ * other parity (from the committed parity and saved). Segments with keep[i] == n_rows, 0, or chunked: untouched. The
+ * caller flips. */
 typedef struct td_kda_replay_args {
     const td_window *window;
-    const int32_t *keep;         /* [n_segments] device-visible */
+    const int32_t *keep; /* [n_segments] device-visible */
     int n_heads;
     td_kda_state state;
     td_kda_saved saved;

@@ -1,5 +1,6 @@
 /* A server over the fake engine, for clients: prints its URL, runs until its standard input ends. What the end-to-end
- * scripts ask of a server does not depend on what the model says, so they run against this one and against real ranks. */
+ * scripts ask of a server does not depend on what the model says, so they run against this one and against real
+ * ranks. */
 #include "fake_engine.h"
 
 #include "base/log.h"
@@ -11,8 +12,9 @@
 
 int main(void)
 {
-    static const char reply[] = "The question is short.</think>\n\nHello! Here is an answer of some length, with d\xc3\xa4ys, "
-                                "\xe2\x82\xac and \xf0\x9f\x98\x80 in it, one, two, three, four, five.";
+    static const char reply[] =
+        "The question is short.</think>\n\nHello! Here is an answer of some length, with d\xc3\xa4ys, "
+        "\xe2\x82\xac and \xf0\x9f\x98\x80 in it, one, two, three, four, five.";
     td_log_init(TD_LOG_INFO, -1);
     td_tokenizer *tokenizer = fake_tokenizer();
     fake_script script = { .reply = reply, .prefill_s = 0.01, .token_s = 0.002, .slots = 4, .queue_cap = 512 };

@@ -21,7 +21,8 @@ static void replay_file(const char *path)
     fseek(file, 0, SEEK_END);
     long n_bytes = ftell(file);
     rewind(file);
-    uint8_t *data = malloc(n_bytes > 0 ? (size_t)n_bytes : 1);   /* exact size: one byte too far is seen by the sanitizer */
+    uint8_t *data =
+        malloc(n_bytes > 0 ? (size_t)n_bytes : 1); /* exact size: one byte too far is seen by the sanitizer */
     if (!data || fread(data, 1, (size_t)n_bytes, file) != (size_t)n_bytes) exit(1);
     fclose(file);
     LLVMFuzzerTestOneInput(data, (size_t)n_bytes);

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include "base/arena.h"
@@ -142,7 +143,7 @@ static void test_hash(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_e4m3), cmocka_unit_test(test_f16),   cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_e4m3),  cmocka_unit_test(test_f16),   cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_arena), cmocka_unit_test(test_error), cmocka_unit_test(test_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -173,10 +173,10 @@ static void test_pieces(void **state)
 static void test_native_splitter_equals_pcre2(void **state)
 {
     (void)state;
-    static const char *const bits[] = { "a",          "Z",      "'",      "s",        "t",      "re",
-                                        "LL",         "\u017F", " ",      "  ",       "\n",     "\r",
-                                        "\t",         "1",      "23",     "!",        "_",      "-",
-                                        "\u00A0",     "\u3000", "\u0301", "\u00E9",   "\u6F22", "\u2460",
+    static const char *const bits[] = { "a",          "Z",      "'",      "s",        "t",       "re",
+                                        "LL",         "\u017F", " ",      "  ",       "\n",      "\r",
+                                        "\t",         "1",      "23",     "!",        "_",       "-",
+                                        "\u00A0",     "\u3000", "\u0301", "\u00E9",   "\u6F22",  "\u2460",
                                         "\U0001F600", "\u2028", "\x80",   "\xE2\x82", "\xC2\x85" };
     td_unicode unicode;
     uint64_t random = 3;
