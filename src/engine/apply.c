@@ -28,11 +28,10 @@ static void release_slot(td_engine *engine, td_slot *slot)
     slot->paused = false;
 }
 
-/* Blocks for the rows up to pos + n_rows. The scheduler has counted them: a lack here is a rank out of step. */
-static td_status grow(td_engine *engine, int index, int64_t n_tokens, td_error *err)
+/* need blocks in all. The scheduler has counted them: a lack here is a rank out of step. */
+static td_status grow(td_engine *engine, int index, int need, td_error *err)
 {
     td_slot *slot = &engine->slots[index];
-    int need = td_kv_pool_blocks(n_tokens);
     if (need <= slot->n_blocks) return TD_OK;
     if (need > engine->blocks_cap ||
         td_kv_pool_reserve(&engine->pool, need - slot->n_blocks, slot->blocks + slot->n_blocks))
@@ -41,6 +40,14 @@ static td_status grow(td_engine *engine, int index, int64_t n_tokens, td_error *
     slot->n_blocks = need;
     td_model_slot_blocks(engine->model, index, slot->blocks, slot->n_blocks);
     return TD_OK;
+}
+
+int td_engine_admit_blocks(const td_engine *engine, int32_t n_prompt)
+{
+    enum { REPLY_ROWS = 16 /* a reply writes these before it takes its first block of its own */ };
+    int need = td_kv_pool_blocks((int64_t)n_prompt + REPLY_ROWS);
+    if (need > engine->blocks_cap) need = engine->blocks_cap;
+    return need < engine->pool.n_blocks ? need : engine->pool.n_blocks;
 }
 
 static td_status admit(td_engine *engine, const td_step_admit *a, td_error *err)
@@ -57,8 +64,7 @@ static td_status admit(td_engine *engine, const td_step_admit *a, td_error *err)
     memcpy(slot->end_ids, a->end_ids, sizeof slot->end_ids);
     slot->sample = a->sample;
     td_model_slot_reset(engine->model, a->slot);
-    int64_t tokens = (int64_t)a->n_ids + 16, pool_tokens = (int64_t)engine->pool.n_blocks * TD_BLOCK;
-    return grow(engine, a->slot, tokens < pool_tokens ? tokens : pool_tokens, err);
+    return grow(engine, a->slot, td_engine_admit_blocks(engine, a->n_ids), err);
 }
 
 static td_status build_batch(td_engine *engine, const td_step *step, td_batch *batch, td_error *err)
@@ -70,7 +76,7 @@ static td_status build_batch(td_engine *engine, const td_step *step, td_batch *b
         bool fits = rows->prompt ? slot->state == TD_SLOT_FILLING && rows->n_rows <= slot->n_prompt - slot->pos
                                  : slot->state == TD_SLOT_DECODING && rows->n_rows == 1;
         if (!fits) return td_fail(err, TD_EPEER, "step: slot %d is not where the step expects it", rows->slot);
-        td_status status = grow(engine, rows->slot, (int64_t)slot->pos + rows->n_rows, err);
+        td_status status = grow(engine, rows->slot, td_kv_pool_blocks((int64_t)slot->pos + rows->n_rows), err);
         if (status) return status;
         batch->segments[i] =
             (td_batch_segment){ .slot = rows->slot,
@@ -104,8 +110,7 @@ static void take_token(td_engine *engine, td_slot *slot, const td_token *token)
         td_request_prefilled(slot->request, 0);
     else
         td_request_round(slot->request);
-    td_request_deliver(slot->request, token);
-    (void)engine;
+    engine->n_delivered += td_request_deliver(slot->request, token);
 }
 
 /* The rows whose logits the forward left, sampled together. A numerical error ends its request, not the engine. */

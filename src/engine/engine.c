@@ -7,14 +7,20 @@
 #include "base/hash.h"
 #include "base/log.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 enum { IDLE_CHECK_MS = 100 /* an idle rank 0 looks at the link's health this often */ };
 
+static int vocab_shard_of(const td_config *config)
+{
+    return (config->vocab_size + TD_SHARDS - 1) / TD_SHARDS;
+}
+
 /* Everything the engine holds, from one arena: run once counting, once taking. */
-static void lay_out(td_engine *engine, td_arena *arena)
+static void lay_out(td_engine *engine, int vocab_shard, td_arena *arena)
 {
     const td_engine_options *o = &engine->options;
     engine->slots = td_arena_take(arena, (size_t)o->n_slots * sizeof *engine->slots, 64);
@@ -28,19 +34,28 @@ static void lay_out(td_engine *engine, td_arena *arena)
     engine->message_bytes = td_step_bytes_max((size_t)o->n_slots * (size_t)o->context_tokens);
     if (engine->message_bytes > TD_LINK_STEP_MAX) engine->message_bytes = TD_LINK_STEP_MAX;
     engine->message = td_arena_take(arena, engine->message_bytes, 64);
-    engine->sample_scratch =
-        td_sample_scratch_take(arena, engine->link, TD_STEP_SLOTS_MAX, td_model_vocab_shard(engine->model), o->n_ids);
+    engine->sample_scratch = td_sample_scratch_take(arena, engine->link, TD_STEP_SLOTS_MAX, vocab_shard, o->n_ids);
+}
+
+size_t td_engine_bytes(const td_config *config, const td_engine_options *options)
+{
+    td_engine engine = { .options = *options, .blocks_cap = td_kv_pool_blocks(options->context_tokens) };
+    td_arena arena;
+    td_arena_init_fixed(&arena, NULL, SIZE_MAX);
+    lay_out(&engine, vocab_shard_of(config), &arena);
+    return arena.used_bytes;
 }
 
 static td_status take_memory(td_engine *engine, td_error *err)
 {
+    int vocab_shard = td_model_vocab_shard(engine->model);
     td_arena_init_fixed(&engine->arena, NULL, SIZE_MAX);
-    lay_out(engine, &engine->arena);
+    lay_out(engine, vocab_shard, &engine->arena);
     size_t n_bytes = (engine->arena.used_bytes + 63) / 64 * 64;
     engine->arena_memory = aligned_alloc(64, n_bytes);
     if (!engine->arena_memory) return td_fail(err, TD_ENOMEM, "engine: %zu bytes for slots and queues", n_bytes);
     td_arena_init_fixed(&engine->arena, engine->arena_memory, n_bytes);
-    lay_out(engine, &engine->arena);
+    lay_out(engine, vocab_shard, &engine->arena);
     if (!engine->sample_scratch) return td_fail(err, TD_ENOMEM, "engine: the link's region is too small for sampling");
     return TD_OK;
 }
@@ -87,7 +102,8 @@ static void fail_all(td_engine *engine, td_finish finish, const td_error *why)
     pthread_mutex_unlock(&engine->mutex);
 }
 
-/* Counts what the step did; the only writer of the totals. */
+/* Counts what the step did; the only writer of the totals. A replay after a preemption counts in time and rounds, but
+ * gives no request, prompt or token twice. */
 static void count(td_engine *engine, const td_step *step, double seconds)
 {
     td_engine_stats now = { .slots = engine->options.n_slots };
@@ -105,12 +121,12 @@ static void count(td_engine *engine, const td_step *step, double seconds)
     s->prefilling = now.prefilling;
     s->paused = now.paused;
     s->pool_free_tokens = (int64_t)engine->pool.n_free * TD_BLOCK;
-    s->requests_total += step->n_admits;
+    s->requests_total += engine->n_new;
+    s->completion_tokens_total += engine->n_delivered;
     for (int i = 0; i < step->n_rows; i++) {
-        const td_step_rows *rows = &step->rows[i];
-        bool first = rows->prompt && engine->slots[rows->slot].state == TD_SLOT_DECODING;
-        if (rows->prompt) s->prompt_tokens_total += rows->n_rows;
-        if (!rows->prompt || first) s->completion_tokens_total++;
+        const td_request *request = engine->slots[step->rows[i].slot].request;
+        if (step->rows[i].prompt && request && request->n_admissions == 1)
+            s->prompt_tokens_total += step->rows[i].n_rows;
     }
     if (step->n_rows && step->rows[0].prompt) s->prefill_s_total += seconds;
     if (step->n_rows && !step->rows[0].prompt) {
@@ -183,7 +199,7 @@ static void *run(void *arg)
 
 void td_engine_link_bytes(const td_config *config, size_t *region_bytes, size_t *gather_bytes)
 {
-    int vocab_shard = (config->vocab_size + TD_SHARDS - 1) / TD_SHARDS;
+    int vocab_shard = vocab_shard_of(config);
     *region_bytes = td_sample_region_bytes(TD_STEP_SLOTS_MAX, vocab_shard);
     *gather_bytes = td_sample_gather_bytes(vocab_shard);
 }
@@ -278,6 +294,14 @@ td_status td_engine_health(const td_engine *engine, td_error *err)
     return status;
 }
 
+static td_status check_sampling(const td_sample_params *p, td_error *err)
+{
+    if (!isfinite(p->temperature)) return td_fail(err, TD_EINVAL, "temperature is not a number");
+    if (!(p->top_p > 0 && p->top_p <= 1)) return td_fail(err, TD_EINVAL, "top_p is %g; above 0, at most 1", p->top_p);
+    if (!(p->min_p >= 0 && p->min_p <= 1)) return td_fail(err, TD_EINVAL, "min_p is %g; 0 to 1 are possible", p->min_p);
+    return TD_OK;
+}
+
 static td_status check_request(const td_engine *engine, const td_request_options *o, int32_t limit, td_error *err)
 {
     if (o->n_ids < 1 || o->n_ids >= limit)
@@ -291,7 +315,7 @@ static td_status check_request(const td_engine *engine, const td_request_options
     for (int i = 0; i < o->n_ids; i++)
         if (o->ids[i] < 0 || o->ids[i] >= engine->options.n_ids)
             return td_fail(err, TD_EINVAL, "token id %d at %d; 0 to %d exist", o->ids[i], i, engine->options.n_ids - 1);
-    return TD_OK;
+    return check_sampling(&o->sample, err);
 }
 
 td_status td_engine_submit(td_engine *engine, const td_request_options *options, td_request **out, td_error *err)

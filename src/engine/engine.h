@@ -30,6 +30,9 @@ typedef struct td_engine_options {
 /* What the engine needs of td_link_options beside the model's share: region_bytes, and least gather_max_bytes. */
 void td_engine_link_bytes(const td_config *config, size_t *region_bytes, size_t *gather_bytes);
 
+/* Bytes that td_engine_create takes of ordinary memory: prompts, block tables, the step message, sampling. */
+size_t td_engine_bytes(const td_config *config, const td_engine_options *options);
+
 /* model and link are borrowed until destroy. Rank 0: starts the engine thread. */
 td_status td_engine_create(td_model *model, td_link *link, const td_engine_options *options, td_engine **out,
                            td_error *err);
@@ -61,8 +64,8 @@ typedef struct td_request_options {
     bool background; /* waits behind foreground requests */
 } td_request_options;
 
-/* Thread-safe. TD_EFULL: queue full; TD_EINVAL: sizes (nothing is queued); the engine's error once it has failed.
- * *out belongs to the caller until td_request_release. */
+/* Thread-safe. TD_EFULL: queue full; TD_EINVAL: a size or a sampling parameter (nothing is queued); the engine's error
+ * once it has failed. *out belongs to the caller until td_request_release. */
 td_status td_engine_submit(td_engine *engine, const td_request_options *options, td_request **out, td_error *err);
 
 typedef struct td_token {

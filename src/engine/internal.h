@@ -49,8 +49,10 @@ struct td_engine {
     void *arena_memory;
     void *message; /* step message */
     size_t message_bytes;
-    bool fill_next; /* rank 0: alternates prompt chunks and rounds while both wait */
+    bool fill_next;   /* rank 0: alternates prompt chunks and rounds while both wait */
+    bool fill_oldest; /* rank 0: alternates whose chunk it is, the oldest prompt's or the one's with the least left */
     uint64_t n_admitted;
+    int n_new, n_delivered; /* rank 0: requests admitted for the first time, tokens delivered, by the current step */
 
     pthread_t thread;
     bool thread_runs;
@@ -72,6 +74,8 @@ bool td_engine_plan(td_engine *engine);
 
 /* apply.c: on every rank, with the same step. */
 td_status td_engine_apply(td_engine *engine, const td_step *step, td_error *err);
+/* Blocks that an admission takes: the prompt's and those of a few rows of the reply, as far as window and pool go. */
+int td_engine_admit_blocks(const td_engine *engine, int32_t n_prompt);
 uint64_t td_engine_digest(const td_engine *engine);
 
 #endif

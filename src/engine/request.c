@@ -70,6 +70,7 @@ void td_request_admitted(td_request *request)
 {
     pthread_mutex_lock(&request->mutex);
     request->n_replayed = 0;
+    request->n_admissions++;
     if (!request->stats.admitted) {
         request->admit_ns = td_now_ns();
         request->stats.admitted = true;
@@ -95,9 +96,9 @@ void td_request_round(td_request *request)
     pthread_mutex_unlock(&request->mutex);
 }
 
-void td_request_deliver(td_request *request, const td_token *token)
+bool td_request_deliver(td_request *request, const td_token *token)
 {
-    if (request->n_replayed++ < request->n_tokens) return; /* n_tokens is written by this thread alone */
+    if (request->n_replayed++ < request->n_tokens) return false; /* n_tokens is written by this thread alone */
     pthread_mutex_lock(&request->mutex);
     int i = request->n_tokens, n_top = request->options.n_logprobs;
     td_check(i < request->options.max_tokens);
@@ -117,6 +118,7 @@ void td_request_deliver(td_request *request, const td_token *token)
     request->stats.decode_s = (double)(now - request->first_ns) * 1e-9;
     pthread_cond_broadcast(&request->changed);
     pthread_mutex_unlock(&request->mutex);
+    return true;
 }
 
 void td_request_finish(td_request *request, td_finish finish, const td_error *error)

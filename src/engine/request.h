@@ -21,6 +21,7 @@ struct td_request {
     int32_t *top_ids;           /* [max_tokens][n_logprobs] */
     float *top_logprobs;        /* [max_tokens][n_logprobs] */
     int n_replayed;             /* engine thread: tokens sampled since the last admission; below n_tokens: a replay */
+    int n_admissions;           /* engine thread: more than one after a preemption */
 
     atomic_bool cancel; /* asked for by the submitter */
     atomic_int holders;
@@ -39,9 +40,9 @@ struct td_request {
 td_request *td_request_create(td_engine *engine, const td_request_options *options);
 void td_request_drop(td_request *request); /* one holder less */
 
-/* Engine thread. deliver ignores tokens of a replay that were delivered before the stream was preempted. */
+/* Engine thread. deliver ignores tokens of a replay that were delivered before the stream was preempted: then false. */
 void td_request_admitted(td_request *request);
-void td_request_deliver(td_request *request, const td_token *token);
+bool td_request_deliver(td_request *request, const td_token *token);
 void td_request_prefilled(td_request *request, int cached_tokens);
 void td_request_round(td_request *request);
 void td_request_finish(td_request *request, td_finish finish, const td_error *error);

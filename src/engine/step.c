@@ -130,6 +130,9 @@ static td_status get_admit(reader *r, const td_step_limits *limits, td_step_admi
     if ((status = need(err, isfinite(admit->sample.temperature), "temperature", 0))) return status;
     if ((status = need(err, admit->sample.top_p > 0 && admit->sample.top_p <= 1, "top_p", 0))) return status;
     if ((status = need(err, admit->sample.min_p >= 0 && admit->sample.min_p <= 1, "min_p", 0))) return status;
+    if ((status = need(err, admit->n_logprobs >= -1 && admit->n_logprobs <= TD_SAMPLE_LOGPROBS_MAX,
+                       "number of log-probabilities", admit->n_logprobs)))
+        return status;
     if ((status = need(err, admit->n_end_ids >= 0 && admit->n_end_ids <= TD_STEP_END_IDS_MAX, "number of end ids",
                        admit->n_end_ids)))
         return status;
@@ -151,6 +154,7 @@ static td_status get_rows(reader *r, const td_step_limits *limits, td_step *out,
 {
     td_status status;
     int prompt_rows = 0, decode_rows = 0;
+    uint32_t seen = 0;
     for (int i = 0; i < out->n_rows; i++) {
         td_step_rows *rows = &out->rows[i];
         rows->slot = get_int(r);
@@ -159,6 +163,9 @@ static td_status get_rows(reader *r, const td_step_limits *limits, td_step *out,
         if ((status = need(err, rows->slot >= 0 && rows->slot < limits->n_slots, "slot", rows->slot))) return status;
         if ((status = need(err, rows->n_rows >= 1 && rows->n_rows <= limits->chunk_rows, "rows", rows->n_rows)))
             return status;
+        if ((status = need(err, !(seen >> rows->slot & 1), "a second use of slot", rows->slot))) return status;
+        seen |= 1u << rows->slot;
+        if ((status = need(err, rows->prompt == 0 || rows->prompt == 1, "kind of rows", rows->prompt))) return status;
         *(rows->prompt ? &prompt_rows : &decode_rows) += rows->n_rows;
     }
     if ((status = need(err, prompt_rows <= limits->chunk_rows, "prompt rows", prompt_rows))) return status;

@@ -158,6 +158,21 @@ static void test_step_ranges(void **state)
     n = td_step_encode(&step, message, sizeof message);
     assert_int_equal(td_step_decode(message, n, &limits, &back, &err), TD_EFORMAT);
     assert_string_equal(err.text, "step message: decode rows 65 is out of range");
+    step.rows[1] = step.rows[0];
+    n = td_step_encode(&step, message, sizeof message);
+    assert_int_equal(td_step_decode(message, n, &limits, &back, &err), TD_EFORMAT);
+    assert_string_equal(err.text, "step message: a second use of slot 1 is out of range");
+    step.rows[1] = (td_step_rows){ .slot = 0, .n_rows = 1, .prompt = 2 };
+    n = td_step_encode(&step, message, sizeof message);
+    assert_int_equal(td_step_decode(message, n, &limits, &back, &err), TD_EFORMAT);
+    assert_string_equal(err.text, "step message: kind of rows 2 is out of range");
+    step.rows[1].prompt = 0;
+    for (int bad = -2; bad <= 21; bad += 23) {
+        step.admits[0].n_logprobs = bad;
+        n = td_step_encode(&step, message, sizeof message);
+        assert_int_equal(td_step_decode(message, n, &limits, &back, &err), TD_EFORMAT);
+        assert_non_null(strstr(err.text, "number of log-probabilities"));
+    }
 }
 
 int main(void)
