@@ -21,15 +21,9 @@ enum {
 
 typedef struct product {
     td_grouped_args a;
-    int slices, groups; /* groups: of 64 inputs */
+    int slices,
+        groups; /* groups: of 64 inputs, four steps each (EXL3: k is a multiple of 128; plain: padded with zeros) */
 } product;
-
-/* Steps of 16 inputs. Plain matrices spread their inputs over all four steps of a group (weight.h), padded with zeros.
- */
-template <int KIND> static TD_DEVICE int tiles_of(const product &p)
-{
-    return KIND == TD_GPU_PLAIN ? p.groups * (TD_TILE_IN / TD_EXL3_TILE) : p.a.k / TD_EXL3_TILE;
-}
 
 static int slices_of(int k)
 {
@@ -39,8 +33,8 @@ static int slices_of(int k)
 /* Products of two states with the codebook's multiplier -> their two values. */
 static TD_DEVICE uint32_t halves_pair(uint32_t p0, uint32_t p1)
 {
-    p0 = (p0 & 0x8fff8fffu) ^ 0x3b603b60u;
-    p1 = (p1 & 0x8fff8fffu) ^ 0x3b603b60u;
+    p0 = td_and_xor(p0, 0x8fff8fffu, 0x3b603b60u);
+    p1 = td_and_xor(p1, 0x8fff8fffu, 0x3b603b60u);
     uint32_t low = __byte_perm(p0, p1, 0x5410), high = __byte_perm(p0, p1, 0x7632);
     __half2 v = __hadd2(*(__half2 *)&low, *(__half2 *)&high);
     return *(uint32_t *)&v;
@@ -54,11 +48,12 @@ static TD_DEVICE uint32_t mcg_pair(uint32_t s0, uint32_t s1)
 /* A lane's eight values of a 4-bit mcg tile from its word and the word of the lane before. */
 static TD_DEVICE void decode_mcg4(uint32_t word, uint32_t before, uint32_t a[4])
 {
-    uint32_t across = __funnelshift_r(word, before, 20);
-    a[0] = mcg_pair(across >> 8 & 0xffffu, across >> 4 & 0xffffu);
+    uint32_t across = __funnelshift_r(word, before, 20),
+             word4 = word >> 4; /* states at whole bytes: one byte permute */
+    a[0] = mcg_pair(__byte_perm(across, 0, 0x4421), across >> 4 & 0xffffu);
     a[2] = mcg_pair(across & 0xffffu, word >> 16);
-    a[1] = mcg_pair(word >> 12 & 0xffffu, word >> 8 & 0xffffu);
-    a[3] = mcg_pair(word >> 4 & 0xffffu, word & 0xffffu);
+    a[1] = mcg_pair(__byte_perm(word4, 0, 0x4421), __byte_perm(word, 0, 0x4421));
+    a[3] = mcg_pair(word4 & 0xffffu, word & 0xffffu);
 }
 
 static TD_DEVICE uint32_t state_product(int codebook, uint32_t state)
@@ -166,14 +161,12 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT =
     int per_block = WARPS / p.slices, slice = warp % p.slices, strip = blockIdx.x * per_block + warp / p.slices;
     int first = 2 * (p.groups * slice / p.slices), end = 2 * (p.groups * (slice + 1) / p.slices);
     const td_bf16 *x = p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + g) * p.a.x_stride + 8 * t;
-    bool row0 = g<item.n, row1 = g + 8 < item.n, wide = item.n> 8, live = strip * STRIP < p.a.n;
-    int tiles = tiles_of<KIND>(p);
+    bool row0 = g < item.n, row1 = g + 8 < item.n, live = strip * STRIP < p.a.n;
     float acc[TILES][NT][4];
 #pragma unroll
     for (int i = 0; i < TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
     uint32_t next[2][TILES];
-    for (int i = 0; i < 2 && live; i++)
-        if (KIND == TD_GPU_MCG4 && 2 * first + i < tiles) load_words<KIND>(p, m, 2 * first + i, strip * TILES, next[i]);
+    for (int i = 0; i < 2 && live; i++) load_words<KIND>(p, m, 2 * first + i, strip * TILES, next[i]);
 #pragma unroll 2
     for (int pair = first; pair < end && live; pair++) {
         uint32_t raw[2][TILES];
@@ -181,20 +174,18 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT =
         for (int i = 0; i < 2 * TILES; i++) raw[i / TILES][i % TILES] = next[i / TILES][i % TILES];
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (pair + 1 < end && 2 * pair + 2 + i < tiles)
-                load_words<KIND>(p, m, 2 * pair + 2 + i, strip * TILES, next[i]);
+            if (pair + 1 < end) load_words<KIND>(p, m, 2 * pair + 2 + i, strip * TILES, next[i]);
         uint4 b[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
         if (row0) b[0] = __ldg((const uint4 *)(x + 32 * pair));
-        if (row1) b[1] = __ldg((const uint4 *)(x + 8 * p.a.x_stride + 32 * pair));
+        if (NT > 1 && row1) b[1] = __ldg((const uint4 *)(x + 8 * p.a.x_stride + 32 * pair));
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (2 * pair + i >= tiles) continue;
             uint32_t a[TILES][4];
             operands<KIND, TILES>(p, m, raw[i], 2 * pair + i, strip * TILES, a);
 #pragma unroll
             for (int c = 0; c < TILES; c++) {
                 step<KIND>(acc[c][0], a[c], i ? b[0].z : b[0].x, i ? b[0].w : b[0].y);
-                if (wide) step<KIND>(acc[c][NT - 1], a[c], i ? b[1].z : b[1].x, i ? b[1].w : b[1].y);
+                if constexpr (NT > 1) step<KIND>(acc[c][1], a[c], i ? b[1].z : b[1].x, i ? b[1].w : b[1].y);
             }
         }
     }
@@ -246,7 +237,7 @@ template <int KIND>
 static TD_DEVICE void many_pair(const product &p, const td_gpu_matrix &m, const unsigned char *stage, int group,
                                 int half, int column, int n_tiles, float acc[MANY_TILES][MANY_NT][4])
 {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tiles = tiles_of<KIND>(p);
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t a[2][MANY_TILES][4];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -258,10 +249,7 @@ static TD_DEVICE void many_pair(const product &p, const td_gpu_matrix &m, const 
             raw[0] = v.x;
             raw[1] = v.y;
         }
-        if (kt < tiles)
-            operands<KIND, MANY_TILES>(p, m, raw, kt, column, a[i]);
-        else
-            for (int j = 0; j < MANY_TILES * 4; j++) a[i][j / 4][j % 4] = 0;
+        operands<KIND, MANY_TILES>(p, m, raw, kt, column, a[i]);
     }
 #pragma unroll
     for (int nt = 0; nt < MANY_NT; nt++) {

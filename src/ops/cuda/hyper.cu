@@ -142,6 +142,13 @@ static TD_DEVICE float workers_sum(float x, float *scratch)
     return sum;
 }
 
+/* Value i of eight. */
+static TD_DEVICE float eighth(uint4 v, int i)
+{
+    uint32_t pair = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
+    return i % 2 ? td_high_bf16(pair) : td_low_bf16(pair);
+}
+
 static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args a, int slices)
 {
     extern __shared__ float collapsed[]; /* [dim]; before: the slices' shares */
@@ -153,6 +160,7 @@ static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args
     __syncthreads();
     if (tid < SHARES) {
         float sum = 0.0f;
+#pragma unroll 8
         for (int i = 0; i < slices; i++) sum += collapsed[i * SHARES + tid];
         sums[tid] = sum;
     }
@@ -170,16 +178,27 @@ static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args
     float pre[S], square = 0.0f;
     for (int s = 0; s < S; s++) pre[s] = td_sigmoidf(m[s]) + a.hc_eps;
     const td_bf16 *x = a.x + row * S * a.dim;
-    for (int d = tid; d < a.dim; d += THREADS) {
-        float v[S];
-        for (int s = 0; s < S; s++) v[s] = td_load_bf16(x + (size_t)s * a.dim + d);
-        float c = td_round_bf16(((pre[0] * v[0] + pre[1] * v[1]) + pre[2] * v[2]) + pre[3] * v[3]);
-        collapsed[d] = c;
-        square = fmaf(c, c, square);
+#pragma unroll 2
+    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) {
+        uint4 v[S];
+#pragma unroll
+        for (int s = 0; s < S; s++) v[s] = __ldg((const uint4 *)(x + (size_t)s * a.dim + d));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float c = td_round_bf16(((pre[0] * eighth(v[0], i) + pre[1] * eighth(v[1], i)) + pre[2] * eighth(v[2], i)) +
+                                    pre[3] * eighth(v[3], i));
+            collapsed[d + i] = c;
+            square = fmaf(c, c, square);
+        }
     }
     float inverse = 1.0f / sqrtf(workers_sum(square, scratch) / (float)a.dim + a.rms_eps);
-    for (int d = tid; d < a.dim; d += THREADS)
-        a.n[row * a.dim + d] = td_to_bf16(td_round_bf16(collapsed[d] * inverse) * a.norm[d]);
+#pragma unroll 2
+    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) {
+        float n[8];
+        for (int i = 0; i < 8; i++) n[i] = td_round_bf16(collapsed[d + i] * inverse) * __ldg(a.norm + d + i);
+        *(uint4 *)(a.n + row * a.dim + d) = make_uint4(td_pack_bf16(n[0], n[1]), td_pack_bf16(n[2], n[3]),
+                                                       td_pack_bf16(n[4], n[5]), td_pack_bf16(n[6], n[7]));
+    }
 }
 
 static size_t slices_of(int dim)

@@ -46,7 +46,7 @@ static TD_DEVICE void decode_q4(uint32_t word, uint32_t a[4])
     __nv_bfloat162 base = *(const __nv_bfloat162 *)&magic;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        uint32_t v = ((word >> 4 * r) & 0x000f000fu) | magic;
+        uint32_t v = td_and_or(word >> 4 * r, 0x000f000fu, magic);
         __nv_bfloat162 q = __hsub2(*(__nv_bfloat162 *)&v, base);
         a[r] = *(uint32_t *)&q;
     }
@@ -236,22 +236,55 @@ static TD_DEVICE int piece_at(int row, int piece)
     return row * 128 + ((piece ^ (row & 1) * 4) * 16);
 }
 
+/* What a thread copies into every stage: fixed places, sources that advance by a group. */
+template <int FORMAT> struct copies {
+    static const int W = (stage<FORMAT>::W / 16 + 32 * WARPS - 1) / (32 * WARPS),
+                     X = stage<FORMAT>::X / 16 / (32 * WARPS);
+    const uint8_t *w[W];
+    const td_bf16 *x[X];
+    uint32_t valid; /* bits: w, then x; a w that is not there at all has no bit in `some` */
+    uint32_t some;
+};
+
 template <int FORMAT>
-static TD_DEVICE void load_stage(const product &p, int batch, int panel0, int row0, int group, unsigned char *to)
+static TD_DEVICE void plan_copies(const product &p, int batch, int panel0, int row0, copies<FORMAT> *c)
 {
     const int GB = stage<FORMAT>::W / (MANY_OUT / TD_TILE_OUT);
-    const uint8_t *w = p.w + batch * p.w_batch + (FORMAT == TD_W_FP8 ? TD_FP8_HEAD : 0) + (size_t)group * GB;
-    for (int i = threadIdx.x; i < stage<FORMAT>::W / 16; i += 32 * WARPS) {
-        int panel = panel0 + i / (GB / 16);
-        bool valid = panel < p.n_panels;
-        td_copy_async(to + i * 16, w + (valid ? (size_t)panel * p.panel_bytes + i % (GB / 16) * 16 : 0), valid);
-    }
+    const uint8_t *w = p.w + batch * p.w_batch + (FORMAT == TD_W_FP8 ? TD_FP8_HEAD : 0);
     const td_bf16 *x = p.x + batch * p.x_batch;
-    for (int i = threadIdx.x; i < stage<FORMAT>::X / 16; i += 32 * WARPS) {
-        int row = i / 8, piece = i % 8, k = group * TD_TILE_IN + piece * 8;
-        bool valid = row0 + row < p.n_rows && k < p.in;
-        td_copy_async(to + stage<FORMAT>::W + piece_at(row, piece),
-                      x + (valid ? (size_t)(row0 + row) * p.x_stride + k : 0), valid);
+    c->valid = c->some = 0;
+#pragma unroll
+    for (int j = 0; j < copies<FORMAT>::W; j++) {
+        int i = threadIdx.x + j * 32 * WARPS, panel = panel0 + i / (GB / 16);
+        bool some = i < stage<FORMAT>::W / 16, valid = some && panel < p.n_panels;
+        c->w[j] = w + (valid ? (size_t)panel * p.panel_bytes + i % (GB / 16) * 16 : 0);
+        c->valid |= (valid ? 1u : 0u) << j;
+        c->some |= (some ? 1u : 0u) << j;
+    }
+#pragma unroll
+    for (int j = 0; j < copies<FORMAT>::X; j++) {
+        int row = row0 + threadIdx.x / 8 + j * 4 * WARPS;
+        bool valid = row < p.n_rows;
+        c->x[j] = x + (valid ? (size_t)row * p.x_stride : 0) + threadIdx.x % 8 * 8;
+        c->valid |= (valid ? 1u : 0u) << (copies<FORMAT>::W + j);
+    }
+}
+
+template <int FORMAT>
+static TD_DEVICE void load_stage(const product &p, const copies<FORMAT> &c, int group, unsigned char *to)
+{
+    const int GB = stage<FORMAT>::W / (MANY_OUT / TD_TILE_OUT);
+    bool inside = group * TD_TILE_IN + (int)threadIdx.x % 8 * 8 < p.in;
+#pragma unroll
+    for (int j = 0; j < copies<FORMAT>::W; j++)
+        if (c.some >> j & 1u)
+            td_copy_async(to + (threadIdx.x + j * 32 * WARPS) * 16,
+                          c.w[j] + (c.valid >> j & 1u ? (size_t)group * GB : 0), c.valid >> j & 1u);
+    unsigned char *x = to + stage<FORMAT>::W + piece_at(threadIdx.x / 8, threadIdx.x % 8);
+#pragma unroll
+    for (int j = 0; j < copies<FORMAT>::X; j++) { /* 32 rows on: the same place in a row, as 32 is even */
+        bool valid = inside && (c.valid >> (copies<FORMAT>::W + j) & 1u);
+        td_copy_async(x + j * 4 * WARPS * 128, c.x[j] + (valid ? group * TD_TILE_IN : 0), valid);
     }
 }
 
@@ -302,10 +335,12 @@ template <int FORMAT> static __global__ void __launch_bounds__(32 * WARPS) k_lin
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int panel0 = blockIdx.x * (MANY_OUT / TD_TILE_OUT), row0 = blockIdx.y * MANY_ROWS, batch = blockIdx.z;
     float acc[2][8][4], total[2][8][4];
+    copies<FORMAT> c;
+    plan_copies<FORMAT>(p, batch, panel0, row0, &c);
 #pragma unroll
     for (int i = 0; i < 64; i++) acc[i / 32][i / 4 % 8][i % 4] = total[i / 32][i / 4 % 8][i % 4] = 0.0f;
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < p.groups) load_stage<FORMAT>(p, batch, panel0, row0, s, smem + s * stage<FORMAT>::BYTES);
+        if (s < p.groups) load_stage<FORMAT>(p, c, s, smem + s * stage<FORMAT>::BYTES);
         td_copy_commit();
     }
     int slice = 0;
@@ -313,8 +348,7 @@ template <int FORMAT> static __global__ void __launch_bounds__(32 * WARPS) k_lin
         td_copy_wait<STAGES - 2>();
         __syncthreads();
         int ahead = group + STAGES - 1;
-        if (ahead < p.groups)
-            load_stage<FORMAT>(p, batch, panel0, row0, ahead, smem + ahead % STAGES * stage<FORMAT>::BYTES);
+        if (ahead < p.groups) load_stage<FORMAT>(p, c, ahead, smem + ahead % STAGES * stage<FORMAT>::BYTES);
         td_copy_commit();
         many_group<FORMAT>(p, smem + group % STAGES * stage<FORMAT>::BYTES, group, row0, acc);
         if (group + 1 < p.groups * (slice + 1) / p.slices) continue;
