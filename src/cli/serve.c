@@ -41,29 +41,40 @@ typedef struct serving {
     int64_t start_ns, last_log_ns;
     atomic_bool stop; /* a signal came */
     atomic_bool link_is_open;
+    atomic_bool serves; /* rank 0 takes requests: it is asked to stop through `stop`, not through the link */
+    td_server *_Atomic keyed_server; /* whose keys SIGHUP reads again */
     pthread_t signals;
     bool signals_run;
+    atomic_bool signals_end; /* SIGUSR1 is ours: without this it means nothing */
 } serving;
+
+static void signal_set(sigset_t *set)
+{
+    static const int signals[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1 };
+    sigemptyset(set);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaddset(set, signals[i]);
+}
+
+/* Before rank 0 serves, and on rank 1 always, the main thread may wait for the other rank: an announced stop ends that
+ * wait on both. */
+static void on_stop_signal(serving *s, int signal_number)
+{
+    td_log(TD_LOG_INFO, "serve", "%s: stopping", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
+    atomic_store(&s->stop, true);
+    if (!atomic_load(&s->serves) && atomic_load(&s->link_is_open)) td_link_announce_stop(s->link);
+}
 
 /* Signals arrive on a thread of their own, where ordinary code may run. */
 static void *watch_signals(void *arg)
 {
     serving *s = arg;
     sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    sigaddset(&set, SIGUSR1); /* from our own main thread: end this loop */
+    signal_set(&set);
     for (int signal_number; sigwait(&set, &signal_number) == 0;) {
-        if (signal_number == SIGUSR1) return NULL;
-        if (signal_number == SIGHUP) {
-            if (s->server) td_server_reload_keys(s->server);
-            continue;
-        }
-        td_log(TD_LOG_INFO, "serve", "%s: stopping", signal_number == SIGTERM ? "SIGTERM" : "SIGINT");
-        atomic_store(&s->stop, true);
-        if (s->rank != 0 && atomic_load(&s->link_is_open)) td_link_announce_stop(s->link); /* wakes td_engine_follow */
+        td_server *server = atomic_load(&s->keyed_server);
+        if (signal_number == SIGUSR1 && atomic_load(&s->signals_end)) return NULL;
+        if (signal_number == SIGHUP && server) td_server_reload_keys(server);
+        if (signal_number == SIGTERM || signal_number == SIGINT) on_stop_signal(s, signal_number);
     }
     return NULL;
 }
@@ -71,16 +82,22 @@ static void *watch_signals(void *arg)
 static td_status start_signals(serving *s, td_error *err)
 {
     sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    sigaddset(&set, SIGUSR1);
+    signal_set(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     if (pthread_create(&s->signals, NULL, watch_signals, s))
         return td_fail(err, TD_ENOMEM, "the signal thread cannot be started");
     s->signals_run = true;
     return TD_OK;
+}
+
+/* They stay blocked: what comes now is too late to matter. */
+static void end_signals(serving *s)
+{
+    if (!s->signals_run) return;
+    atomic_store(&s->signals_end, true);
+    pthread_kill(s->signals, SIGUSR1);
+    pthread_join(s->signals, NULL);
+    s->signals_run = false;
 }
 
 /* What this rank takes, against what the machine has. On TD_ENOMEM the largest window that fits goes to stdout, where
@@ -166,6 +183,7 @@ static td_status start_server(serving *s, td_error *err)
     td_status status = td_chat_effort_parse(effort, strlen(effort), &o.chat.effort);
     if (status) return status;
     if ((status = td_server_create(&o, &s->server, err))) return status;
+    atomic_store(&s->keyed_server, s->server);
     td_log(TD_LOG_INFO, "serve", "API on %s port %d, loading", o.host, td_server_port(s->server));
     return TD_OK;
 }
@@ -255,6 +273,7 @@ static td_status open_link(serving *s, td_error *err)
     td_status status = td_link_open(&o, &s->link, err);
     if (status) return status;
     atomic_store(&s->link_is_open, true);
+    if (atomic_load(&s->stop)) return td_fail(err, TD_ECANCELED, "stopped while the ranks met"); /* unannounced */
     if (s->world > 1) td_log(TD_LOG_INFO, "serve", "pair formed over %s", td_link_transport(s->link));
     return TD_OK;
 }
@@ -301,6 +320,7 @@ static td_status load(serving *s, td_error *err)
 /* Rank 0, serving: until a signal, or the engine fails. */
 static td_status serve(serving *s, td_error *err)
 {
+    atomic_store(&s->serves, true);
     td_server_ready(s->server, s->engine);
     td_log(TD_LOG_INFO, "serve", "ready after %.2f s: http://%s:%d/v1", (double)(td_now_ns() - s->start_ns) * 1e-9,
            td_settings_text(&s->settings, "host"), td_server_port(s->server));
@@ -344,6 +364,7 @@ static int exit_code(const serving *s, td_status status)
 
 static void tear_down(serving *s, int code, const td_error *err)
 {
+    end_signals(s); /* its thread uses link and server */
     if (s->link_is_open) {
         if (code == TD_EXIT_OK)
             td_link_announce_stop(s->link);
@@ -353,10 +374,6 @@ static void tear_down(serving *s, int code, const td_error *err)
     td_server_destroy(s->server);
     td_engine_destroy(s->engine);
     td_model_destroy(s->model);
-    if (s->signals_run) {
-        pthread_kill(s->signals, SIGUSR1);
-        pthread_join(s->signals, NULL);
-    }
     if (s->link_is_open) td_link_close(s->link);
     td_dev_destroy(s->dev);
     td_tokenizer_destroy(s->tokenizer);

@@ -1,6 +1,8 @@
 /* See serve_settings.h. */
 #include "cli/serve_settings.h"
 
+#include "engine/engine.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -312,6 +314,8 @@ td_status td_serve_shape_of(const td_settings *settings, const td_config *config
                        (long long)context, config->max_positions);
     if (context > 0 && context < 64)
         return td_fail(err, TD_EINVAL, "--context: %lld is too short; at least 64", (long long)context);
+    if (td_settings_real(settings, "top-p") == 0)
+        return td_fail(err, TD_EINVAL, "--top-p: 0 leaves no token; above 0, or -1 for the checkpoint's");
     if (chunk % TD_GRID) return td_fail(err, TD_EINVAL, "--chunk-rows: %d is not a multiple of %d", chunk, TD_GRID);
     if (context == 0) context = config->max_positions < MAX_CONTEXT ? config->max_positions : MAX_CONTEXT;
     td_format dense = format_of(td_settings_text(settings, "dense"));
@@ -344,10 +348,16 @@ td_status td_serve_bytes(const td_serve_shape *shape, const td_checkpoint *check
     td_status status = td_model_plan_bytes(dev, &ops, checkpoint, &shape->model, plan, err);
     td_dev_destroy(dev);
     if (status) return status;
-    size_t prompts = (size_t)shape->model.n_slots * (size_t)shape->context_tokens * sizeof(int32_t);
+    const td_config *config = td_checkpoint_config(checkpoint);
+    td_engine_options engine = { .n_slots = shape->model.n_slots,
+                                 .context_tokens = shape->context_tokens,
+                                 .n_blocks = shape->model.n_blocks };
+    size_t engine_region, engine_gather;
+    td_engine_link_bytes(config, &engine_region, &engine_gather);
     size_t scratch = shape->backend == TD_CUDA ? td_dev_cuda_scratch_bytes(&limits)
                                                : td_dev_scratch_bytes(&limits, shape->exact_fp32, shape->n_threads);
-    *total_bytes = plan->total_bytes + scratch + plan->link_region_bytes + prompts + LINK_BYTES_SLACK;
+    *total_bytes = plan->total_bytes + scratch + plan->link_region_bytes + engine_region +
+                   td_engine_bytes(config, &engine) + LINK_BYTES_SLACK;
     return TD_OK;
 }
 

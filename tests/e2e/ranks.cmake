@@ -13,9 +13,11 @@ if(CURL AND JQ)
     add_test(NAME e2e_exact COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/exact.sh $<TARGET_FILE:tandem> WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
     add_test(NAME e2e_rank_faults COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/rank_faults.sh $<TARGET_FILE:tandem>
              WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    add_test(NAME e2e_rank_signals COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/rank_signals.sh $<TARGET_FILE:tandem>
+             WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
     add_test(NAME e2e_rank_faults_slow COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/rank_faults.sh $<TARGET_FILE:tandem> 10
              WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
     add_test(NAME e2e_start COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/start_test.sh ${CMAKE_BINARY_DIR} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-    set_tests_properties(e2e_ranks_curl e2e_exact e2e_rank_faults e2e_start PROPERTIES TIMEOUT 600 LABELS e2e RUN_SERIAL ON)
+    set_tests_properties(e2e_ranks_curl e2e_exact e2e_rank_faults e2e_rank_signals e2e_start PROPERTIES TIMEOUT 600 LABELS e2e RUN_SERIAL ON)
     set_tests_properties(e2e_rank_faults_slow PROPERTIES TIMEOUT 600 LABELS "e2e;slow" RUN_SERIAL ON)
 endif()
