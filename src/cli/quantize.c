@@ -181,8 +181,8 @@ static void report(const td_convert_args *args, const td_convert_progress *resul
            result->n_done, args->bits, spent, result->n_done ? result->nmse_sum / result->n_done : 0.0,
            result->nmse_most);
     if (args->hessian)
-        printf("%d of them weighed by the calibration text; the others' experts saw too few of its tokens\n",
-               result->n_feedback);
+        printf("%d of them weighed by the calibration text%s\n", result->n_feedback,
+               result->n_feedback < result->n_done ? "; the experts of the others saw too few of its tokens" : "");
 }
 
 int td_cli_quantize(int argc, char **argv)
