@@ -4,7 +4,8 @@
 set -euo pipefail
 BUILD=(gcc cmake ninja-build pkg-config libc6-dev libucx-dev libmicrohttpd-dev libpcre2-dev libssl-dev
     libcurl4-openssl-dev curl)
-TEST=(libcmocka-dev libjansson-dev clang nodejs iproute2 shellcheck clang-format qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross jq)
+TEST=(libcmocka-dev libjansson-dev clang nodejs iproute2 shellcheck clang-format qemu-user gcc-aarch64-linux-gnu
+    libc6-dev-arm64-cross jq)
 case "${1:-}" in
 build) wanted=("${BUILD[@]}") ;;
 test) wanted=("${BUILD[@]}" "${TEST[@]}") ;;
