@@ -24,18 +24,45 @@ for word in "$@"; do
 done
 EXTRA=("$@")
 
+extra_value() { # flag -> its last value among the further arguments; 1: it is not there
+    local i found=1 value=''
+    for ((i = 0; i < ${#EXTRA[@]}; i++)); do
+        case ${EXTRA[i]} in
+        "--$1="*) value=${EXTRA[i]#*=} found=0 ;;
+        "--$1") value=${EXTRA[i + 1]:-} found=0 ;;
+        esac
+    done
+    [ $found = 0 ] && printf '%s\n' "$value"
+}
+
+# Further arguments win over settings: what these scripts need to know themselves is read back from them.
+take_extra_settings() {
+    local pair value
+    for pair in port:PORT host:HOST name:SERVED_NAME model:MODEL context:CONTEXT parallel:PARALLEL kv:KV dense:DENSE \
+        transport:TRANSPORT api-key-file:API_KEY_FILE; do
+        if value=$(extra_value "${pair%:*}"); then printf -v "${pair#*:}" '%s' "$value"; fi
+    done
+    for value in rank world; do
+        if extra_value $value >/dev/null; then die "--$value is not for further arguments; the setting RANKS is 1 or 2"; fi
+    done
+}
+
 # shellcheck source=scripts/config.sh
 source scripts/config.sh
 load_settings
+take_extra_settings
 check_settings
 # shellcheck source=scripts/ranks.sh
 source scripts/ranks.sh
 
 if [ -t 1 ]; then BOLD=$'\e[1m' GREEN=$'\e[32m' PLAIN=$'\e[0m'; else BOLD='' GREEN='' PLAIN=''; fi
+in_url() { # host -> as a URL has it
+    case $1 in *:*) printf '[%s]' "$1" ;; *) printf '%s' "$1" ;; esac
+}
 LOCAL_HOST=$HOST
 case $LOCAL_HOST in 0.0.0.0) LOCAL_HOST=127.0.0.1 ;; ::) LOCAL_HOST=::1 ;; esac
-case $LOCAL_HOST in *:*) LOCAL_HOST="[$LOCAL_HOST]" ;; esac
-URL=http://$LOCAL_HOST:$PORT
+URL=http://$(in_url "$LOCAL_HOST"):$PORT
+RANK_PIDS=()
 
 step() { printf '%s[%s/5] %s%s\n' "$BOLD" "$1" "$2" "$PLAIN"; }
 
@@ -50,8 +77,8 @@ build() {
     [ "$DRY_RUN" = 1 ] && return
     local missing=()
     mapfile -t missing < <(scripts/packages.sh build --missing)
-    if [ ${#missing[@]} -gt 0 ]; then scripts/packages.sh build || fail "packages could not be installed: ${missing[*]}"; fi
-    scripts/build.sh "$BUILD_DIR" || fail "the build failed"
+    if [ ${#missing[@]} -gt 0 ]; then scripts/packages.sh build || die "packages could not be installed: ${missing[*]}"; fi
+    scripts/build.sh "$BUILD_DIR" || die "the build failed"
 }
 
 threads_of_a_rank() {
@@ -85,19 +112,19 @@ check() {
             printf ' %q' "${COMMAND[@]}"
             printf '\n'
         else
-            "${COMMAND[@]}" --check-args || fail "the settings of rank $rank were refused; nothing was changed"
+            "${COMMAND[@]}" --check-args || die "the settings of rank $rank were refused; nothing was changed"
         fi
     done
     [ "$DRY_RUN" = 1 ] && exit 0
-    "$TANDEM" info "$MODEL" > "$STATE_DIR/info.txt" 2>&1 || { cat "$STATE_DIR/info.txt" >&2; fail "$MODEL cannot be served; nothing was changed"; }
+    "$TANDEM" info "$MODEL" > "$STATE_DIR/info.txt" 2>&1 || { cat "$STATE_DIR/info.txt" >&2; die "$MODEL cannot be served; nothing was changed"; }
     if rank_pid 0 >/dev/null || rank_pid 1 >/dev/null; then
         [ "$RESTART" = 1 ] || echo "  one rank of an earlier pair is left: stopping it"
-        stop_ranks || fail "a running rank could not be stopped"
+        stop_ranks || die "a running rank could not be stopped"
     fi
     save_log 0
     save_log 1
-    if (exec 3<> "/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then
-        fail "PORT: $PORT is in use on this machine$(command -v ss >/dev/null && ss -Hltnp "sport = :$PORT" 2>/dev/null | awk '{print " by " $NF}' | head -1)"
+    if (exec 3<> "/dev/tcp/$LOCAL_HOST/$PORT") 2>/dev/null; then
+        die "PORT: $PORT is in use on this machine$(command -v ss >/dev/null && ss -Hltnp "sport = :$PORT" 2>/dev/null | awk '{print " by " $NF}' | head -1)"
     fi
 }
 
@@ -105,15 +132,38 @@ launch() {
     step 3 Launch
     # Threads that wait for work by spinning would take the cores from the other rank and from the API.
     export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-    local rank pid
-    for ((rank = RANKS - 1; rank >= 0; rank--)); do
+    local rank pid interrupted=0
+    trap 'interrupted=1' INT TERM HUP # no rank without a pid file
+    for ((rank = RANKS - 1; rank >= 0 && !interrupted; rank--)); do
         rank_command "$rank"
         # The lock is this script's: a rank must not inherit it, or the next start would find it held.
         setsid "${COMMAND[@]}" >> "$(rank_log "$rank")" 2>&1 < /dev/null 9>&- &
         pid=$!
-        printf '%s %s %s\n' "$pid" "$(start_time "$pid")" "$PORT" > "$STATE_DIR/rank$rank.pid"
+        RANK_PIDS[rank]=$pid
+        if ! printf '%s %s %s\n' "$pid" "$(start_time "$pid")" "$PORT" > "$STATE_DIR/rank$rank.pid"; then
+            kill -TERM "$pid"
+            stop_ranks
+            die "STATE_DIR: cannot write $STATE_DIR/rank$rank.pid"
+        fi
         printf '  rank %s: pid %s, log %s\n' "$rank" "$pid" "$(rank_log "$rank")"
     done
+    if [ $interrupted = 1 ]; then
+        stop_ranks
+        exit 130
+    fi
+    trap - INT TERM HUP
+}
+
+# One rank alone would wait for the other one and hold the port.
+rank_ended() { # rank
+    local code
+    wait "${RANK_PIDS[$1]}" 2>/dev/null
+    code=$?
+    sleep 0.3 # the other rank notices; its last words belong to the report
+    printf 'error: rank %s ended while loading, exit code %s\n' "$1" $code >&2
+    show_logs
+    stop_ranks
+    exit 1
 }
 
 health_field() { # json name -> number or text
@@ -125,12 +175,7 @@ wait_until_ready() {
     local start=$SECONDS rank body line='' last=''
     while :; do
         for ((rank = 0; rank < RANKS; rank++)); do
-            if ! rank_pid "$rank" >/dev/null; then
-                wait "$(cut -d' ' -f1 "$STATE_DIR/rank$rank.pid")" 2>/dev/null
-                local code=$?
-                sleep 0.3 # the other rank notices; its last words belong to the report
-                fail "rank $rank ended while loading, exit code $code"
-            fi
+            rank_pid "$rank" >/dev/null || rank_ended "$rank"
         done
         body=$(curl -gsS --noproxy '*' -m 5 "$URL/health" 2>/dev/null) || body=''
         case $(health_field "$body" status) in
@@ -149,9 +194,23 @@ wait_until_ready() {
     printf '  ready                  \n'
 }
 
-smoke_key() { # the first key of the file, for our own question
-    [ -n "$API_KEY_FILE" ] || return 0
-    sed -e 's/#.*//' -e 's/^[A-Za-z0-9._-]*:[[:space:]]*//' -e 's/[[:space:]]*$//' "$API_KEY_FILE" | grep -m1 .
+smoke_key() { # one of the keys, for our own questions
+    if extra_value api-key; then return; fi
+    if [ -n "${TANDEM_API_KEYS:-}" ]; then
+        tr ',' '\n' <<<"$TANDEM_API_KEYS" | sed -e 's/^[[:space:]]*//' -e 's/[[:space:]]*$//' | grep -m1 .
+    elif [ -n "$API_KEY_FILE" ]; then
+        sed -e 's/^[[:space:]]*//' -e '/^#/d' -e 's/^[^:]*:[[:space:]]*//' -e 's/[[:space:]]*$//' "$API_KEY_FILE" | grep -m1 .
+    fi
+}
+
+health() { # with a key, which goes through a pipe and not through arguments that everyone sees
+    local key
+    key=$(smoke_key | sed 's/["\\]/\\&/g')
+    if [ -n "$key" ]; then
+        printf 'header = "Authorization: Bearer %s"\n' "$key" | curl -gsS --noproxy '*' -m 5 -K - "$URL/health"
+    else
+        curl -gsS --noproxy '*' -m 5 "$URL/health"
+    fi
 }
 
 live() {
@@ -160,9 +219,9 @@ live() {
     local shown=$HOST
     case $shown in 0.0.0.0 | ::) shown=$(hostname -I 2>/dev/null | awk '{print $1}') ;; esac
     printf '\n%s✔ %s is now LIVE! on port %s%s\n\n' "$GREEN" "${SERVED_NAME:-$(basename "$MODEL")}" "$PORT" "$PLAIN"
-    printf '  API      http://%s:%s/v1    model %s\n' "${shown:-$LOCAL_HOST}" "$PORT" "${SERVED_NAME:-$(basename "$MODEL")}"
+    printf '  API      http://%s:%s/v1    model %s\n' "$(in_url "${shown:-$LOCAL_HOST}")" "$PORT" "${SERVED_NAME:-$(basename "$MODEL")}"
     printf '  window   %s tokens, %s requests at once, KV %s, dense %s, %s rank(s) over %s\n' \
-        "$(health_field "$(curl -gsS --noproxy '*' -m 5 "$URL/health")" context_length)" "$PARALLEL" "$KV" "$DENSE" "$RANKS" "$TRANSPORT"
+        "$(health_field "$(health)" context_length)" "$PARALLEL" "$KV" "$DENSE" "$RANKS" "$TRANSPORT"
     printf '  chat     %s chat %s\n' "${TANDEM#"$ROOT"/}" "$URL"
     printf '  logs     tail -f %s\n' "$(rank_log 0)"
     [ "$RANKS" = 2 ] && printf '           tail -f %s\n' "$(rank_log 1)"
@@ -170,13 +229,13 @@ live() {
 }
 
 follow_in_foreground() {
-    trap './stop.sh; exit 130' INT TERM
     tail -n +1 -F "$(rank_log 0)" 2>/dev/null &
-    local follower=$!
-    wait "$(rank_pid 0)"
-    local code=$?
-    kill "$follower" 2>/dev/null
-    ./stop.sh
+    local follower=$! code
+    trap 'kill "$follower"; stop_ranks; exit 130' INT TERM
+    wait "${RANK_PIDS[0]}"
+    code=$?
+    kill "$follower"
+    stop_ranks
     exit $code
 }
 
@@ -195,5 +254,6 @@ if [ "$FOREGROUND" = 1 ]; then
     exec 9>&-
     follow_in_foreground
 fi
+trap 'printf "\ninterrupted; the ranks go on: ./stop.sh ends them\n" >&2; exit 130' INT TERM
 wait_until_ready
 live

@@ -11,6 +11,7 @@ esac
 # shellcheck source=scripts/config.sh
 source scripts/config.sh
 load_settings
+check_stop_settings
 # shellcheck source=scripts/ranks.sh
 source scripts/ranks.sh
 

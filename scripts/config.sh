@@ -28,8 +28,10 @@ read_env_file() {
 source_local() {
     local before name
     before=$(export -p)
+    set +u # the file is the user's: ours are the rules in these scripts only
     # shellcheck disable=SC1090
     source "$1"
+    set -u
     eval "$(grep -vE '^declare -[a-zA-Z]*r' <<<"$before" | sed 's/^declare -x/declare -gx/')"
     for name in "${SETTING_NAMES[@]}"; do
         if [ -n "${!name+set}" ]; then export "${name?}"; fi
@@ -41,6 +43,7 @@ SETTING_NAMES=(WORKER MODEL SERVED_NAME HOST PORT MASTER_ADDR MASTER_PORT CONTEX
     FOREGROUND DRY_RUN RANKS SSE_KEEPALIVE_S PEER_TIMEOUT_S BUILD_DIR)
 
 load_settings() {
+    [ -n "${HOME:-}" ] || HOME=~ # a service may have none
     [ -f "$ROOT/scripts/local.sh" ] && source_local "$ROOT/scripts/local.sh"
     [ -f "$ROOT/.env" ] && read_env_file "$ROOT/.env"
 
@@ -83,7 +86,7 @@ die() {
 
 check_number() { # name low high
     local value=${!1}
-    if ! [[ $value =~ ^[0-9]{1,9}$ ]] || [ "$value" -lt "$2" ] || [ "$value" -gt "$3" ]; then
+    if ! [[ $value =~ ^(0|[1-9][0-9]{0,8})$ ]] || [ "$value" -lt "$2" ] || [ "$value" -gt "$3" ]; then
         die "$1: '$value' is not a whole number from $2 to $3"
     fi
 }
@@ -95,6 +98,13 @@ check_choice() { # name choice...
         [ "$value" = "$choice" ] && return
     done
     die "$name: '$value' is not one of: $*"
+}
+
+# What stopping needs.
+check_stop_settings() {
+    check_number LOG_KEEP 0 1000
+    check_number STOP_TIMEOUT 1 3600
+    check_choice DRY_RUN 0 1
 }
 
 # Everything that can be judged without the program; the rest is the program's own --check-args.
@@ -111,14 +121,12 @@ check_settings() {
     check_number MAX_TOKENS 1 1048576
     check_number MAX_QUEUED 0 100000
     check_number THREADS 0 256
-    check_number LOG_KEEP 0 1000
     check_number WAIT_TIMEOUT 1 86400
-    check_number STOP_TIMEOUT 1 3600
     check_number SSE_KEEPALIVE_S 0 3600
     check_number PEER_TIMEOUT_S 0 86400
     check_choice THINKING 0 1
     check_choice FOREGROUND 0 1
-    check_choice DRY_RUN 0 1
+    check_stop_settings
     check_choice KV bf16 fp8
     check_choice DENSE bf16 q4 fp8
     check_choice TRANSPORT auto shm tcp rc

@@ -43,39 +43,48 @@ save_log() { # rank
         name=$(date -u +%Y%m%d-%H%M%S)
         while [ -e "$LOG_DIR/$name$([ $n -gt 0 ] && printf '.%s' $n)-rank$1.log.gz" ]; do n=$((n + 1)); done
         [ $n -gt 0 ] && name=$name.$n
-        gzip -c "$log" > "$LOG_DIR/$name-rank$1.log.gz" || echo "warning: the log of rank $1 was not saved" >&2
-        find "$LOG_DIR" -maxdepth 1 -name "*-rank$1.log.gz" | sort -r | tail -n +$((LOG_KEEP + 1)) | while IFS= read -r old; do
+        if ! gzip -c "$log" > "$LOG_DIR/$name-rank$1.log.gz"; then # a full disk: the log stays where it is
+            echo "warning: the log of rank $1 was not saved: $log" >&2
+            rm -f "$LOG_DIR/$name-rank$1.log.gz"
+            return 0
+        fi
+        find "$LOG_DIR" -maxdepth 1 -name "[0-9]*-rank$1.log.gz" | sort -r | tail -n +$((LOG_KEEP + 1)) | while IFS= read -r old; do
             rm -f "$old"
         done
     fi
     rm -f "$log"
 }
 
-# SIGTERM to both, then SIGKILL after STOP_TIMEOUT. 1: one is still there.
-stop_ranks() {
-    local rank pid waited pids=()
-    for rank in 0 1; do
-        pid=$(rank_pid $rank) && pids+=("$pid")
-    done
-    for pid in "${pids[@]}"; do kill -TERM "$pid" 2>/dev/null; done
-    for ((waited = 0; waited < STOP_TIMEOUT * 10; waited++)); do
-        rank_pid 0 >/dev/null || rank_pid 1 >/dev/null || break
+rank_gone() { # rank seconds
+    local i
+    for ((i = 0; i < $2 * 10; i++)); do
+        rank_pid "$1" >/dev/null || return 0
         sleep 0.1
     done
-    for rank in 0 1; do
-        if pid=$(rank_pid $rank); then
-            echo "rank $rank did not end within $STOP_TIMEOUT s: killed" >&2
+    return 1
+}
+
+# SIGTERM, then SIGKILL after STOP_TIMEOUT. 1: it is still there.
+stop_rank() { # rank
+    local pid
+    if pid=$(rank_pid "$1"); then
+        kill -TERM "$pid" 2>/dev/null
+        if ! rank_gone "$1" "$STOP_TIMEOUT"; then
+            echo "rank $1 did not end within $STOP_TIMEOUT s: killed" >&2
             kill -KILL "$pid" 2>/dev/null
-            for ((waited = 0; waited < 50; waited++)); do
-                rank_pid $rank >/dev/null || break
-                sleep 0.1
-            done
+            rank_gone "$1" 5 || return 1
         fi
-        rank_pid $rank >/dev/null && return 1
-        rm -f "$STATE_DIR/rank$rank.pid"
-        save_log $rank
-    done
-    return 0
+    fi
+    rm -f "$STATE_DIR/rank$1.pid"
+    save_log "$1"
+}
+
+# Rank 0 first: it lets running replies finish and then tells rank 1; a signal to rank 1 would cut them off.
+stop_ranks() {
+    local status=0
+    stop_rank 0 || status=1
+    stop_rank 1 || status=1
+    return $status
 }
 
 show_logs() {

@@ -3,13 +3,15 @@
 set -uo pipefail
 BUILD_DIR=$(readlink -f "$1")
 SOURCE=$PWD
-WORK=$(mktemp -d)
+TOP=$(mktemp -d)
+WORK="$TOP/it's a \"folder\""
+mkdir "$WORK"
 failures=0
 export BUILD_DIR STATE_DIR=$WORK/state LOG_DIR=$WORK/logs HOME=$WORK
 unset MODEL CONTEXT KV PARALLEL THINKING WORKER
 cleanup() {
     (cd "$WORK/tree" && ./stop.sh > /dev/null 2>&1)
-    rm -rf "$WORK"
+    rm -rf "$TOP"
 }
 trap cleanup EXIT
 
@@ -58,6 +60,19 @@ expect 'WORKER: exit code' $? 1
 contains 'WORKER: message' "$out" 'two machines'
 out=$(PORT=x ./start.sh 2>&1)
 contains 'bad PORT' "$out" "PORT: 'x'"
+out=$(LOG_KEEP=08 ./start.sh 2>&1)
+contains 'a number with a leading zero' "$out" "LOG_KEEP: '08'"
+out=$(./start.sh --port=70000 2>&1)
+contains 'bad --port' "$out" "PORT: '70000'"
+out=$(./start.sh --rank 1 2>&1)
+contains '--rank' "$out" 'RANKS'
+out=$(env -u HOME -u STATE_DIR DRY_RUN=1 STATE_DIR="$STATE_DIR" ./start.sh 2>&1)
+contains 'without HOME' "$out" '--rank 1 --world 2'
+# shellcheck disable=SC2016
+echo 'KV=${NOT_SET_ANYWHERE}fp8' > scripts/local.sh
+out=$(DRY_RUN=1 ./start.sh 2>&1)
+contains 'local.sh with an unset variable' "$out" '--kv fp8'
+rm scripts/local.sh
 
 out=$(./start.sh 2>&1)
 expect 'start: exit code' $? 0
@@ -78,10 +93,48 @@ contains 'restart: the new setting' "$(curl -gs --noproxy '*' "http://127.0.0.1:
 [ "$(cat "$STATE_DIR"/rank?.pid)" != "$pids" ] || fail 'restart: the same processes'
 expect 'restart: logs of the old pair are kept' "$(find "$LOG_DIR" -name '*.log.gz' | wc -l)" 2
 
+curl -gsS --noproxy '*' "http://127.0.0.1:$PORT/v1/chat/completions" -H 'Content-Type: application/json' \
+    -d '{"messages":[{"role":"user","content":"A story."}],"temperature":0,"ignore_eos":true,"max_tokens":400}' > "$WORK/reply" &
+client=$!
+for _ in $(seq 200); do curl -gs --noproxy '*' "http://127.0.0.1:$PORT/health" | grep -q '"requests_running":1' && break; done
+out=$(STOP_TIMEOUT=x ./stop.sh 2>&1)
+contains 'stop with a bad STOP_TIMEOUT' "$out" "STOP_TIMEOUT: 'x'"
+out=$(./stop.sh 2>&1)
+contains 'stop beside a reply' "$out" 'tandem has stopped.'
+wait $client
+contains 'stop beside a reply: it ends as it should' "$(cat "$WORK/reply")" '"completion_tokens":400'
+
+(umask 077; printf '# keys\n  laptop: s3#cr"et \n' > "$WORK/keys")
+old=$PORT
+out=$(API_KEY_FILE="$WORK/keys" ./start.sh --port $((PORT + 1)) 2>&1)
+expect 'start with keys and --port: exit code' $? 0
+contains 'start with keys and --port' "$out" ":$((old + 1))/v1"
+[[ $out =~ window\ +[0-9]+\ tokens ]] || fail "start with keys: no window in $out"
+case $out in *'cr"et'*) fail 'the key is shown' ;; esac
+
 kill -KILL "$(cut -d' ' -f1 "$STATE_DIR/rank1.pid")" # half a pair
 for _ in $(seq 50); do kill -0 "$(cut -d' ' -f1 "$STATE_DIR/rank0.pid")" 2> /dev/null || break; sleep 0.1; done
 out=$(./start.sh 2>&1)
 expect 'start after a lost rank: exit code' $? 0
+./start.sh restart > "$WORK/out" 2>&1 & # a rank that dies while it loads takes the other one along
+starter=$!
+pids=$(cat "$STATE_DIR"/rank?.pid)
+for _ in $(seq 600); do
+    now=$(cat "$STATE_DIR/rank1.pid" 2> /dev/null)
+    if [ -n "$now" ] && [[ $pids != *"$now"* ]]; then break; fi
+    sleep 0.01
+done
+kill -KILL "${now%% *}"
+wait $starter
+expect 'a rank that dies while loading: exit code' $? 1
+contains 'a rank that dies while loading' "$(cat "$WORK/out")" 'ended while loading, exit code'
+expect 'and the other one' "$(./stop.sh)" 'tandem is not running.'
+out=$(FOREGROUND=1 timeout -s INT 6 ./start.sh 2>&1) # interrupted
+contains 'in the foreground: the log is shown' "$out" 'ready after'
+expect 'in the foreground: both end with it' "$(./stop.sh)" 'tandem is not running.'
+expect 'in the foreground: nothing is left behind' "$(pgrep -f "tail -n [+]1 -F $STATE_DIR" | wc -l)" 0
+out=$(./start.sh 2>&1)
+expect 'start: exit code' $? 0
 out=$(./stop.sh 2>&1)
 expect 'stop: exit code' $? 0
 expect 'stop' "$out" 'tandem has stopped.'
