@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Asks two running servers the same questions and compares the replies token by token.
+
+    compare_replies.py URL_A URL_B [N]     N questions (300) of the kinds that the demo model answers, greedily
+
+For replies that part, prints where, and how far apart B's two best tokens were there (natural log): a gap near zero is a near
+tie that rounding decides, a wide one is a difference to look into. Exit code 1 when fewer than 97 % are equal.
+"""
+import concurrent.futures
+import json
+import random
+import sys
+import urllib.request
+
+CAPITALS = ["Romania", "France", "Japan", "Italy", "Spain", "Norway", "Egypt", "Peru", "Kenya", "India", "Chile", "Greece", "Poland", "Sweden"]
+WORDS = ["river", "castle", "engine", "lantern", "pocket", "window", "garden", "market", "bridge", "signal"]
+
+
+def question(r, kind):
+    pick = r.choice
+    return [
+        lambda: f"Capital of {pick(CAPITALS)}?",
+        lambda: f"{r.randint(1, 20)} * {r.randint(1, 12)} = ?",
+        lambda: f"{r.randint(1, 90)} + {r.randint(1, 90)} = ?",
+        lambda: f"Extract name, age and city as JSON: My friend {pick(['Dana', 'Ivan', 'Mia', 'Otto'])} from "
+                f"{pick(['Warsaw', 'Paris', 'Lima', 'Oslo'])} turned {r.randint(18, 80)}.",
+        lambda: f"What is a {pick(WORDS)}?",
+        lambda: f"Write a Python function that returns the {pick(['sum', 'maximum', 'minimum', 'average'])} of a list.",
+        lambda: f"Repeat this text: the {pick(WORDS)} and the {pick(WORDS)} met at the {pick(WORDS)}.",
+    ][kind]()
+
+
+def ask(url, text, effort):
+    body = json.dumps({"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 120, "reasoning_effort": effort,
+                       "logprobs": True, "top_logprobs": 2}).encode()
+    reply = json.load(urllib.request.urlopen(urllib.request.Request(url + "/v1/chat/completions", body), timeout=300))
+    return reply["tandem"]["token_sha"], reply["choices"][0]["logprobs"]["content"]
+
+
+def main():
+    a, b = sys.argv[1:3]
+    n = int(sys.argv[3]) if len(sys.argv) > 3 else 300
+    r = random.Random(5)
+    jobs = [(question(r, i % 7), r.choice(["none", "low", "high", "max"])) for i in range(n)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        of_a, of_b = (list(pool.map(lambda job, url=url: ask(url, *job), jobs)) for url in (a, b))
+    equal = wide = 0
+    for job, (sha_a, tokens_a), (sha_b, tokens_b) in zip(jobs, of_a, of_b):
+        if sha_a == sha_b:
+            equal += 1
+            continue
+        for x, y in zip(tokens_a, tokens_b):
+            if x["token"] != y["token"]:
+                gap = y["top_logprobs"][0]["logprob"] - y["top_logprobs"][1]["logprob"]
+                wide += gap >= 0.05
+                print(f"parted: {job}: {x['token']!r} and {y['token']!r}, gap {gap:.4f}")
+                break
+    print(f"{equal} of {n} replies equal ({100 * equal / n:.1f} %), {wide} parted at a gap of 0.05 or more")
+    return equal < 0.97 * n
+
+
+if __name__ == "__main__":
+    sys.exit(main())
