@@ -69,11 +69,11 @@ both_end 'SIGTERM after SIGUSR1 and SIGHUP'
 
 echo '--- in a reply'
 start_ranks
-ask "${STORY/MAX/300}" > "$WORK/body" &
+ask "${STORY/MAX/120}" > "$WORK/body" &
 client=$!
 until curl -gs --noproxy '*' "$URL/health" | grep -q '"requests_running":1'; do sleep 0.02; done
 kill -TERM "$PID0"
 wait_exit $client 20
-expect 'the reply' "$(jq -r .usage.completion_tokens "$WORK/body")" 300
+expect 'the reply' "$(jq -r .usage.completion_tokens "$WORK/body")" 120
 both_end 'SIGTERM to rank 0 in a reply'
 finish

@@ -94,7 +94,7 @@ contains 'restart: the new setting' "$(curl -gs --noproxy '*' "http://127.0.0.1:
 expect 'restart: logs of the old pair are kept' "$(find "$LOG_DIR" -name '*.log.gz' | wc -l)" 2
 
 curl -gsS --noproxy '*' "http://127.0.0.1:$PORT/v1/chat/completions" -H 'Content-Type: application/json' \
-    -d '{"messages":[{"role":"user","content":"A story."}],"temperature":0,"ignore_eos":true,"max_tokens":400}' > "$WORK/reply" &
+    -d '{"messages":[{"role":"user","content":"A story."}],"temperature":0,"ignore_eos":true,"max_tokens":120}' > "$WORK/reply" &
 client=$!
 for _ in $(seq 200); do curl -gs --noproxy '*' "http://127.0.0.1:$PORT/health" | grep -q '"requests_running":1' && break; done
 out=$(STOP_TIMEOUT=x ./stop.sh 2>&1)
@@ -102,7 +102,7 @@ contains 'stop with a bad STOP_TIMEOUT' "$out" "STOP_TIMEOUT: 'x'"
 out=$(./stop.sh 2>&1)
 contains 'stop beside a reply' "$out" 'tandem has stopped.'
 wait $client
-contains 'stop beside a reply: it ends as it should' "$(cat "$WORK/reply")" '"completion_tokens":400'
+contains 'stop beside a reply: it ends as it should' "$(cat "$WORK/reply")" '"completion_tokens":120'
 
 (umask 077; printf '# keys\n  laptop: s3#cr"et \n' > "$WORK/keys")
 old=$PORT
