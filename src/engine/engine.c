@@ -185,7 +185,10 @@ static void *run(void *arg)
         count(engine, &engine->step, (double)(td_now_ns() - start) * 1e-9);
     }
     atomic_store(&engine->iteration_start_ns, 0);
-    if (err.status) {
+    if (err.status == TD_ECANCELED) { /* the other rank was asked to stop: no failure of anyone */
+        td_log(TD_LOG_INFO, "engine", "stopped: %s", err.text);
+        fail_all(engine, TD_FINISH_CANCELED, &err);
+    } else if (err.status) {
         td_log(TD_LOG_ERROR, "engine", "stopped: %s", err.text);
         td_link_announce_failure(engine->link, err.text);
         fail_all(engine, TD_FINISH_ERROR, &err);

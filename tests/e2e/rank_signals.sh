@@ -76,4 +76,12 @@ kill -TERM "$PID0"
 wait_exit $client 20
 expect 'the reply' "$(jq -r .usage.completion_tokens "$WORK/body")" 120
 both_end 'SIGTERM to rank 0 in a reply'
+start_ranks
+ask "${STORY/MAX/2000}" > "$WORK/body" &
+client=$!
+until curl -gs --noproxy '*' "$URL/health" | grep -q '"requests_running":1'; do sleep 0.02; done
+kill -TERM "$PID1"
+wait_exit $client 20
+expect 'the reply' "$(jq -r .error.message "$WORK/body")" 'the server is stopping'
+both_end 'SIGTERM to rank 1 in a reply'
 finish
