@@ -181,7 +181,7 @@ wait_until_ready() {
         case $(health_field "$body" status) in
         ok) break ;;
         loading)
-            line="  $(health_field "$body" loaded_percent)% loaded"
+            line=$(sed -nE 's/.*"done":([0-9]+),"total":([1-9][0-9]*).*/\1 \2/p' <<<"$body" | awk '{ printf "  %d%% loaded", 100 * $1 / $2 }')
             [ -t 1 ] && printf '\r%s' "$line"
             if [ ! -t 1 ] && [ "$line" != "$last" ] && [ $(((SECONDS - start) % 15)) = 0 ]; then echo "$line"; last=$line; fi
             ;;
