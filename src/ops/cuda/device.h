@@ -18,6 +18,15 @@
 
 #define TD_DEVICE __device__ __forceinline__
 
+/* Waits for what earlier kernels wrote; only then may the next kernel be set up, so that never more than one waits.
+ * Weights may be read before. What another kernel writes must not be read with __ldg(): the compiler takes such memory
+ * for constant and moves the load up, before the wait. */
+TD_DEVICE void td_begin()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 TD_DEVICE float td_load_bf16(const td_bf16 *p)
 {
     return __uint_as_float((uint32_t)*p << 16);

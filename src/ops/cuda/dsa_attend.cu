@@ -20,7 +20,6 @@ enum {
     PIECES = WIDTH / 8,
     VALUES = WIDTH / WARPS, /* of the latent, a warp's in weigh() */
     NT = VALUES / 8,
-    AT_ONCE = 8, /* loads of latents a thread has in flight */
     P_PITCH = TOKENS + 8,
     SPLIT_ROWS = 64
 };
@@ -101,31 +100,31 @@ static TD_DEVICE void find_rows(const attend_args &a, const tokens &u, int slot,
 /* Rows of find_rows() into shared memory; a thread keeps to one piece of every eighth row. */
 static TD_DEVICE void load_latents(const attend_args &a, attend_block *s)
 {
-    int piece = threadIdx.x % PIECES;
-    bool inside = piece < a.cache.kv_lora / 8, fp8 = a.cache.format == TD_KV_FP8;
+    const int STEP = THREADS / PIECES;
+    int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
+    bool inside = piece < a.cache.kv_lora / 8;
+    if (a.cache.format == TD_KV_FP8) {
+        uint2 codes[TOKENS / STEP]; /* all on their way before the first is needed */
+        float scale[TOKENS / STEP];
 #pragma unroll
-    for (int i = 0; i < TOKENS; i += AT_ONCE * THREADS / PIECES) {
-        uint2 codes[AT_ONCE];
-        float scale[AT_ONCE];
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int t = i + j * (THREADS / PIECES) + threadIdx.x / PIECES;
-            const uint8_t *row = inside ? s->row[t] : NULL;
-            codes[j] = make_uint2(0, 0);
-            scale[j] = 1.0f;
-            if (!fp8)
-                td_copy_async(&s->latent[t][piece_at(t, piece)],
-                              row ? row + piece * 16 : (const uint8_t *)a.cache.latents, row);
-            else if (row) {
-                codes[j] = __ldg((const uint2 *)(row + piece * 8));
-                scale[j] = __ldg((const float *)(row + a.cache.kv_lora));
-            }
+        for (int j = 0; j < TOKENS / STEP; j++) {
+            const uint8_t *row = inside ? s->row[first + j * STEP] : NULL;
+            codes[j] = row ? *(const uint2 *)(row + piece * 8) : make_uint2(0, 0);
+            scale[j] = row ? *(const float *)(row + a.cache.kv_lora) : 1.0f;
         }
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int t = i + j * (THREADS / PIECES) + threadIdx.x / PIECES;
-            if (fp8) s->latent[t][piece_at(t, piece)] = dequantise(codes[j], scale[j]);
+        for (int j = 0; j < TOKENS / STEP; j++) {
+            int t = first + j * STEP;
+            s->latent[t][piece_at(t, piece)] = dequantise(codes[j], scale[j]);
         }
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < TOKENS / STEP; j++) {
+        int t = first + j * STEP;
+        const uint8_t *row = inside ? s->row[t] : NULL;
+        td_copy_async(&s->latent[t][piece_at(t, piece)], row ? row + piece * 16 : (const uint8_t *)a.cache.latents,
+                      row);
     }
     td_copy_commit();
     td_copy_wait<0>();
@@ -241,6 +240,7 @@ static TD_DEVICE int value_of(int i)
 
 static __global__ void __launch_bounds__(THREADS) k_attend_partial(attend_args a)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     attend_block *s = (attend_block *)smem;
     int row = a.row0 + blockIdx.z, head0 = blockIdx.y * HEADS, partial = blockIdx.x;
@@ -276,6 +276,7 @@ static TD_DEVICE void merge(float *max, float *sum, float m, float z, float *old
 /* A block a row and head, a thread two values. */
 static __global__ void k_attend_merge(attend_args a)
 {
+    td_begin();
     int row = a.row0 + blockIdx.y, head = blockIdx.x, c = threadIdx.x * 2;
     int n = (tokens_of(a, row).total + TOKENS - 1) / TOKENS;
     if (c >= a.cache.kv_lora) return;
@@ -301,6 +302,7 @@ static __global__ void k_attend_merge(attend_args a)
 /* A block a row and 32 heads, partials one after the other. */
 static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     attend_block *s = (attend_block *)smem;
     int row = a.row0 + blockIdx.x, head0 = blockIdx.y * HEADS;
@@ -375,11 +377,12 @@ static void attend_rows(const td_cuda_dev *dev, attend_args *a, int n_rows)
 {
     unsigned groups = td_ceil_div((size_t)a->n_heads, HEADS), rows = (unsigned)n_rows;
     if (n_rows > SPLIT_ROWS) {
-        k_attend_prompt<<<dim3(rows, groups), THREADS, sizeof(attend_block), dev->stream>>>(*a);
+        td_launch_spread(dev, k_attend_prompt, dim3(rows, groups), THREADS, sizeof(attend_block), *a);
         return;
     }
-    k_attend_partial<<<dim3((unsigned)a->n_partials, groups, rows), THREADS, sizeof(attend_block), dev->stream>>>(*a);
-    k_attend_merge<<<dim3((unsigned)a->n_heads, rows), WIDTH / 2, 0, dev->stream>>>(*a);
+    td_launch_spread(dev, k_attend_partial, dim3((unsigned)a->n_partials, groups, rows), THREADS, sizeof(attend_block),
+                     *a);
+    td_launch(dev, k_attend_merge, dim3((unsigned)a->n_heads, rows), WIDTH / 2, 0, *a);
 }
 
 td_status td_cuda_dsa_attend(td_dev *base, const td_dsa_attend_args *a)

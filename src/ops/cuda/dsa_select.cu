@@ -30,6 +30,7 @@ typedef struct select_args {
     const float *weights;
     int32_t *count, *list;
     float *score; /* [n_rows][score_stride] */
+    float *most;  /* [n_rows][score_stride / WARP_POOLS] the largest of each 32 */
     size_t score_stride;
 } select_args;
 
@@ -121,18 +122,23 @@ static TD_DEVICE void score_row(const select_args &a, const queries &s, int r, i
             }
     }
     int npool = pools_of(a, row);
+    float most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float x = sum[i / 2][i % 2];
         x += __shfl_xor_sync(0xffffffffu, x, 1);
         x += __shfl_xor_sync(0xffffffffu, x, 2);
         int pool = first + i / 2 * 16 + i % 2 * 8 + g;
+        if (pool < npool) most = fmaxf(most, x); /* passes NaN by */
         if (t == 0 && pool < npool) a.score[row * a.score_stride + pool] = x;
     }
+    most = td_warp_max(most);
+    if (lane == 0) a.most[(row * a.score_stride + first) / WARP_POOLS] = most;
 }
 
 static __global__ void __launch_bounds__(THREADS, 2) k_select_score(select_args a)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     int row0 = blockIdx.y * a.block_rows, rows = min(a.n_rows - row0, a.block_rows), heads = (a.n_heads + 7) / 8 * 8,
         most = 0;
@@ -251,50 +257,43 @@ static TD_DEVICE uint32_t threshold(pick_block *b, const float *score, int n, in
 typedef struct candidates {
     float score[CANDIDATES];
     int32_t pool[CANDIDATES];
-    float most[PICK_THREADS];
     int warp_count[PICK_THREADS / 32];
 } candidates;
 
-/* Long contexts: every thread's largest score gives PICK_THREADS values, whose top-th largest cannot exceed the top-th
- * largest of all; what is below it is out. The others, in order, are what remains to be looked at; their number, or 0
- * when that does not help (many equal scores). */
-static TD_DEVICE int filter(pick_block *b, candidates *c, const float *score, int n, int top)
+/* Long contexts: the top-th largest of the maxima of 32 pools each cannot exceed the top-th largest score, so what is
+ * below it is out, and most groups of 32 need not be read. The others' pools, in order, are what remains to be looked
+ * at; their number, or 0 when that does not help (many equal scores, NaN). */
+static TD_DEVICE int filter(pick_block *b, candidates *c, const float *score, const float *most, int n, int top)
 {
-    float most = -INFINITY;
     uint32_t ties, count = 0;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = (n + PICK_THREADS - 1) / PICK_THREADS * 32;
-    int first = warp * part, end = min(first + part, n), at = 0, all = 0;
-    for (int i = 4 * (int)threadIdx.x; i < n; i += 4 * PICK_THREADS) {
-        float4 v = *(const float4 *)(score + i);
-        most = fmaxf(most, v.x);
-        if (i + 1 < n) most = fmaxf(most, v.y);
-        if (i + 2 < n) most = fmaxf(most, v.z);
-        if (i + 3 < n) most = fmaxf(most, v.w);
-    }
-    c->most[threadIdx.x] = most;
-    __syncthreads();
-    uint32_t least = threshold(b, c->most, PICK_THREADS, top, &ties);
-#pragma unroll 4
-    for (int i = first; i < end; i += 32)
-        count += __popc(__ballot_sync(0xffffffffu, i + lane < end && rank_of(score[i + lane]) >= least));
-    if (lane == 0) c->warp_count[warp] = (int)count;
-    __syncthreads();
-    for (int w = 0; w < PICK_THREADS / 32; w++) {
-        at += w < warp ? c->warp_count[w] : 0;
-        all += c->warp_count[w];
-    }
-    if (all > CANDIDATES || all < top) return 0; /* fewer: NaN */
-#pragma unroll 4
-    for (int i = first; i < end; i += 32) {
-        float x = i + lane < end ? score[i + lane] : 0.0f;
-        bool in = i + lane < end && rank_of(x) >= least;
-        uint32_t votes = __ballot_sync(0xffffffffu, in);
-        int place = at + __popc(votes & ((1u << lane) - 1));
-        if (in) {
-            c->score[place] = x;
-            c->pool[place] = i + lane;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + WARP_POOLS - 1) / WARP_POOLS, at = 0, all = 0;
+    int part = (groups + PICK_THREADS - 1) / PICK_THREADS * 32, first = warp * part, end = min(first + part, groups);
+    uint32_t least = threshold(b, most, groups, top, &ties);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int g0 = first; g0 < end; g0 += 32) {
+            bool live = g0 + lane < end && rank_of(most[g0 + lane]) >= least;
+            for (uint32_t left = __ballot_sync(0xffffffffu, live); left; left &= left - 1) {
+                int pool = (g0 + __ffs(left) - 1) * WARP_POOLS + lane;
+                float x = pool < n ? score[pool] : 0.0f;
+                bool in = pool < n && rank_of(x) >= least;
+                uint32_t votes = __ballot_sync(0xffffffffu, in);
+                int place = at + __popc(votes & ((1u << lane) - 1));
+                if (pass && in) {
+                    c->score[place] = x;
+                    c->pool[place] = pool;
+                }
+                count += __popc(votes);
+                at += pass ? __popc(votes) : 0;
+            }
         }
-        at += __popc(votes);
+        if (pass) break;
+        if (lane == 0) c->warp_count[warp] = (int)count;
+        __syncthreads();
+        for (int w = 0; w < PICK_THREADS / 32; w++) {
+            at += w < warp ? c->warp_count[w] : 0;
+            all += c->warp_count[w];
+        }
+        if (all > CANDIDATES || all < top) return 0;
     }
     __syncthreads();
     return all;
@@ -302,6 +301,7 @@ static TD_DEVICE int filter(pick_block *b, candidates *c, const float *score, in
 
 static __global__ void __launch_bounds__(PICK_THREADS) k_select_pick(select_args a)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     __shared__ pick_block b;
     candidates *c = (candidates *)smem;
@@ -310,8 +310,8 @@ static __global__ void __launch_bounds__(PICK_THREADS) k_select_pick(select_args
     if (n <= a.top_pools) return;
     const float *score = a.score + row * a.score_stride;
     const int32_t *pool = NULL;
-    if (n > CANDIDATES && a.top_pools <= PICK_THREADS) {
-        int kept = filter(&b, c, score, n, a.top_pools);
+    if (n > CANDIDATES && (n + WARP_POOLS - 1) / WARP_POOLS >= a.top_pools) {
+        int kept = filter(&b, c, score, a.most + row * a.score_stride / WARP_POOLS, n, a.top_pools);
         if (kept) {
             score = c->score;
             pool = c->pool;
@@ -334,18 +334,24 @@ static __global__ void __launch_bounds__(PICK_THREADS) k_select_pick(select_args
 
 static __global__ void k_select_dense(int n_rows, int32_t *count)
 {
+    td_begin();
     int row = blockIdx.x * THREADS + threadIdx.x;
     if (row < n_rows) count[row] = -1;
 }
 
 static size_t score_stride(int64_t tokens)
 {
-    return ((size_t)tokens / TD_POOL + TILE) / 4 * 4;
+    return ((size_t)tokens / TD_POOL + TILE) / TILE * TILE;
+}
+
+static size_t row_bytes(size_t stride)
+{
+    return (stride + stride / WARP_POOLS) * sizeof(float);
 }
 
 size_t td_cuda_select_bytes(const td_dev_limits *limits)
 {
-    return BATCH * score_stride(limits->context_tokens) * sizeof(float);
+    return BATCH * row_bytes(score_stride(limits->context_tokens));
 }
 
 cudaError_t td_cuda_select_init(void)
@@ -363,16 +369,16 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
         return TD_EINVAL;
     if (!w->n_rows) return TD_OK;
     if ((w->host_pos_max + 1) / TD_POOL <= a->top_pools) {
-        k_select_dense<<<td_ceil_div((size_t)w->n_rows, THREADS), THREADS, 0, dev->stream>>>(w->n_rows, a->count);
+        td_launch(dev, k_select_dense, td_ceil_div((size_t)w->n_rows, THREADS), THREADS, 0, w->n_rows, a->count);
         return td_cuda_launched(dev, "dsa_select");
     }
     td_arena arena;
     td_cuda_scratch(dev, &arena);
     float *score = (float *)td_cuda_take(&arena, td_cuda_select_bytes(&dev->limits));
     int heads = (a->n_heads + 7) / 8 * 8, block_rows = QUERIES_MAX / heads < 8 ? QUERIES_MAX / heads : 8;
-    size_t stride = score_stride(w->host_pos_max + 1),
-           fit = td_cuda_select_bytes(&dev->limits) / sizeof(float) / stride;
+    size_t stride = score_stride(w->host_pos_max + 1), fit = td_cuda_select_bytes(&dev->limits) / row_bytes(stride);
     int batch = fit < BATCH_MAX ? (int)fit : (int)BATCH_MAX;
+    block_rows = w->n_rows < block_rows ? w->n_rows : block_rows;
     for (int r = 0; r < w->n_rows; r += batch) {
         int rows = w->n_rows - r < batch ? w->n_rows - r : batch;
         select_args s = { w->pos + r,
@@ -389,11 +395,13 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
                           a->count + r,
                           a->list + (size_t)r * (size_t)a->top_pools,
                           score,
+                          score + (size_t)batch * stride,
                           stride };
-        unsigned tiles = td_ceil_div(stride, TILE), most = 4 * (unsigned)dev->n_sm;
-        k_select_score<<<dim3(tiles < most ? tiles : most, td_ceil_div((size_t)rows, (size_t)block_rows)), THREADS,
-                         queries_bytes(block_rows, heads), dev->stream>>>(s);
-        k_select_pick<<<rows, PICK_THREADS, sizeof(candidates), dev->stream>>>(s);
+        unsigned tiles = td_ceil_div(stride, TILE), most = 16 * (unsigned)dev->n_sm;
+        td_launch_spread(dev, k_select_score,
+                         dim3(tiles < most ? tiles : most, td_ceil_div((size_t)rows, (size_t)block_rows)), THREADS,
+                         queries_bytes(block_rows, heads), s);
+        td_launch_spread(dev, k_select_pick, rows, PICK_THREADS, sizeof(candidates), s);
     }
     return td_cuda_launched(dev, "dsa_select");
 }

@@ -63,6 +63,7 @@ static TD_DEVICE void norm_row(const td_bf16 *x, const float *w, int n, float ep
 
 static __global__ void __launch_bounds__(THREADS) k_dsa_store(store_args a)
 {
+    td_begin();
     __shared__ float latent[TD_KV_WIDTH], scratch[WARPS + 1];
     size_t r = blockIdx.x;
     int slot = a.segments[a.seg[r]].slot, c = threadIdx.x;
@@ -89,6 +90,7 @@ static __global__ void __launch_bounds__(THREADS) k_dsa_store(store_args a)
 /* K_c = act( sum_j act( act(softmax_j(gate_jc + ape_jc)) key_jc ) ), j ascending; a thread a channel. */
 static __global__ void __launch_bounds__(THREADS) k_dsa_store_pools(store_args a)
 {
+    td_begin();
     __shared__ float key[TD_HEAD], scratch[WARPS + 1];
     size_t r = blockIdx.x;
     int slot = a.segments[a.seg[r]].slot, c = threadIdx.x;
@@ -121,7 +123,7 @@ td_status td_cuda_dsa_store(td_dev *base, const td_dsa_store_args *a)
         w->pos,         w->seg,    w->segments, a->cache,    a->q_lora,   a->rms_eps, (const td_bf16 *)a->proj,
         a->proj_stride, a->q_norm, a->kv_norm,  a->k_norm_w, a->k_norm_b, a->ape,     (td_bf16 *)a->c_q
     };
-    k_dsa_store<<<w->n_rows, THREADS, 0, dev->stream>>>(s);
-    k_dsa_store_pools<<<w->n_rows, THREADS, 0, dev->stream>>>(s);
+    td_launch(dev, k_dsa_store, w->n_rows, THREADS, 0, s);
+    td_launch(dev, k_dsa_store_pools, w->n_rows, THREADS, 0, s);
     return td_cuda_launched(dev, "dsa_store");
 }

@@ -5,6 +5,7 @@
 static __global__ void k_embed(const int32_t *ids, const int32_t *media_row, const td_bf16 *media, const td_bf16 *table,
                                int dim, int vocab, int n_streams, td_bf16 *x)
 {
+    td_begin();
     size_t row = blockIdx.x;
     int32_t id = ids[row];
     const td_bf16 *src = id >= 0 && id < vocab ? table + (size_t)id * dim : NULL;
@@ -20,7 +21,7 @@ td_status td_cuda_embed(td_dev *base, const td_embed_args *a)
     td_cuda_dev *dev = td_cuda(base);
     if (a->dim < 1 || a->vocab < 0 || a->n_streams < 1) return TD_EINVAL;
     if (!a->window->n_rows) return TD_OK;
-    k_embed<<<a->window->n_rows, 256, 0, dev->stream>>>(a->window->ids, a->media_row, a->media, a->table, a->dim,
-                                                        a->vocab, a->n_streams, (td_bf16 *)a->x);
+    td_launch(dev, k_embed, a->window->n_rows, 256, 0, a->window->ids, a->media_row, a->media, a->table, a->dim,
+              a->vocab, a->n_streams, (td_bf16 *)a->x);
     return td_cuda_launched(dev, "embed");
 }

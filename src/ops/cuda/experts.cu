@@ -43,6 +43,7 @@ static TD_DEVICE uint32_t scan(uint32_t x, uint32_t *warp_sum)
 /* The order of an expert's picks among each other is left to chance: it decides no bit. */
 static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(experts_args a, int item_picks)
 {
+    td_begin();
     enum { PICK_BITS = 20 }; /* picks in the low bits of the sum, items above */
     __shared__ int32_t count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX];
     __shared__ uint32_t warp_sum[TD_EXPERTS_MAX / 32];
@@ -128,6 +129,7 @@ static TD_DEVICE void load4(const float *p, float v[4])
 /* A block a sorted pick and matrix. */
 static __global__ void __launch_bounds__(THREADS) k_experts_inputs(experts_args a)
 {
+    td_begin();
     int p = blockIdx.x, matrix = blockIdx.y, lane = threadIdx.x % 32;
     if (p >= *a.n_sorted) return;
     int pick = a.order[p];
@@ -148,6 +150,7 @@ static __global__ void __launch_bounds__(THREADS) k_experts_inputs(experts_args 
 /* A block a sorted pick: z of gate and up to the input of down. */
 static __global__ void __launch_bounds__(THREADS) k_experts_middle(experts_args a)
 {
+    td_begin();
     int p = blockIdx.x, lane = threadIdx.x % 32;
     if (p >= *a.n_sorted) return;
     int expert = a.ids[a.order[p]];
@@ -176,6 +179,7 @@ static __global__ void __launch_bounds__(THREADS) k_experts_middle(experts_args 
 /* y = sum over picks in order of weight * output, then the shared expert. A warp 128 values of a row. */
 static __global__ void __launch_bounds__(THREADS) k_experts_combine(experts_args a)
 {
+    td_begin();
     size_t row = blockIdx.y;
     int lane = threadIdx.x % 32, d = (blockIdx.x * WARPS + threadIdx.x / 32) * 128 + 4 * lane;
     if (d - 4 * lane >= a.dim) return;
@@ -348,15 +352,15 @@ static td_status run(td_cuda_dev *dev, const experts_args *e, td_gpu_kind kind)
     down.x_stride = e->mid_stride;
     down.z = e->out;
     down.z_stride = (size_t)e->dim;
-    k_experts_group<<<1, GROUP_THREADS, 0, dev->stream>>>(*e, item);
-    k_experts_inputs<<<dim3(picks, inputs), THREADS, 0, dev->stream>>>(*e);
+    td_launch(dev, k_experts_group, 1, GROUP_THREADS, 0, *e, item);
+    td_launch(dev, k_experts_inputs, dim3(picks, inputs), THREADS, 0, *e);
     td_status status = td_cuda_grouped(dev, &gate_up);
     if (status != TD_OK) return status;
-    k_experts_middle<<<picks, THREADS, 0, dev->stream>>>(*e);
+    td_launch(dev, k_experts_middle, picks, THREADS, 0, *e);
     status = td_cuda_grouped(dev, &down);
     if (status != TD_OK) return status;
-    k_experts_combine<<<dim3(td_ceil_div((size_t)e->dim, WARPS * 128), (unsigned)e->n_rows), THREADS, 0, dev->stream>>>(
-        *e);
+    td_launch(dev, k_experts_combine, dim3(td_ceil_div((size_t)e->dim, WARPS * 128), (unsigned)e->n_rows), THREADS, 0,
+              *e);
     return td_cuda_launched(dev, "experts");
 }
 

@@ -152,6 +152,7 @@ static TD_DEVICE void load_words(const product &p, const td_gpu_matrix &m, int k
 template <int KIND, int NT>
 static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT == 1 ? 3 : 2) k_experts_few(product p)
 {
+    td_begin();
     enum { TILES = STRIP / TD_EXL3_TILE };
     __shared__ float red[WARPS][8 * NT][STRIP];
     if ((int)blockIdx.z >= *p.a.n_items) return;
@@ -176,8 +177,8 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT =
         for (int i = 0; i < 2; i++)
             if (pair + 1 < end) load_words<KIND>(p, m, 2 * pair + 2 + i, strip * TILES, next[i]);
         uint4 b[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
-        if (row0) b[0] = __ldg((const uint4 *)(x + 32 * pair));
-        if (NT > 1 && row1) b[1] = __ldg((const uint4 *)(x + 8 * p.a.x_stride + 32 * pair));
+        if (row0) b[0] = *(const uint4 *)(x + 32 * pair);
+        if (NT > 1 && row1) b[1] = *(const uint4 *)(x + 8 * p.a.x_stride + 32 * pair);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             uint32_t a[TILES][4];
@@ -266,6 +267,7 @@ static TD_DEVICE void many_pair(const product &p, const td_gpu_matrix &m, const 
 template <int KIND>
 static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 ? 2 : 1) k_experts_many(product p)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     if ((int)blockIdx.z >= *p.a.n_items) return;
     const td_item item = p.a.items[blockIdx.z];
@@ -310,11 +312,11 @@ template <int KIND> static void launch(const td_cuda_dev *dev, const product &p)
     int outputs = a.item_picks > TD_ITEM_FEW ? (int)MANY_OUT : WARPS / p.slices * STRIP;
     dim3 grid(td_ceil_div((size_t)a.n, (size_t)outputs), (unsigned)a.n_matrices, (unsigned)a.items_cap);
     if (a.item_picks > TD_ITEM_FEW)
-        k_experts_many<KIND><<<grid, 32 * WARPS, MANY_BYTES, dev->stream>>>(p);
+        td_launch_spread(dev, k_experts_many<KIND>, grid, 32 * WARPS, MANY_BYTES, p);
     else if (a.item_picks <= 8)
-        k_experts_few<KIND, 1><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
+        td_launch_spread(dev, k_experts_few<KIND, 1>, grid, 32 * WARPS, 0, p);
     else
-        k_experts_few<KIND, 2><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
+        td_launch_spread(dev, k_experts_few<KIND, 2>, grid, 32 * WARPS, 0, p);
 }
 
 cudaError_t td_cuda_experts_init(void)

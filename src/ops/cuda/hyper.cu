@@ -60,6 +60,7 @@ static TD_DEVICE void stream_values(const hyper_args &a, size_t row, int d, bool
 
 static __global__ void __launch_bounds__(THREADS) k_hyper_slices(hyper_args a)
 {
+    td_begin();
     __shared__ float xs[ROWS_AT_ONCE][S * SLICE];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = blockIdx.x, d = slice * SLICE + threadIdx.x % SLICE;
     float fn[PER_WARP][PER_LANE];
@@ -151,6 +152,7 @@ static TD_DEVICE float eighth(uint4 v, int i)
 
 static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args a, int slices)
 {
+    td_begin();
     extern __shared__ float collapsed[]; /* [dim]; before: the slices' shares */
     __shared__ float sums[SHARES], m[MIXES], scratch[THREADS / 32];
     size_t row = blockIdx.x;
@@ -182,7 +184,7 @@ static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args
     for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) {
         uint4 v[S];
 #pragma unroll
-        for (int s = 0; s < S; s++) v[s] = __ldg((const uint4 *)(x + (size_t)s * a.dim + d));
+        for (int s = 0; s < S; s++) v[s] = *(const uint4 *)(x + (size_t)s * a.dim + d);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float c = td_round_bf16(((pre[0] * eighth(v[0], i) + pre[1] * eighth(v[1], i)) + pre[2] * eighth(v[2], i)) +
@@ -235,9 +237,8 @@ td_status td_cuda_hyper(td_dev *base, const td_hyper_args *a)
     h.n = (td_bf16 *)a->n;
     h.shares = (float *)td_cuda_take(&arena, td_cuda_hyper_bytes(&dev->limits));
     size_t slices = slices_of(a->dim);
-    k_hyper_slices<<<dim3((unsigned)slices, td_ceil_div((size_t)a->n_rows, ROWS_A_BLOCK)), THREADS, 0, dev->stream>>>(
-        h);
+    td_launch(dev, k_hyper_slices, dim3((unsigned)slices, td_ceil_div((size_t)a->n_rows, ROWS_A_BLOCK)), THREADS, 0, h);
     if (a->fn)
-        k_hyper_finish<<<a->n_rows, THREADS + 32, finish_floats(a->dim) * sizeof(float), dev->stream>>>(h, (int)slices);
+        td_launch(dev, k_hyper_finish, a->n_rows, THREADS + 32, finish_floats(a->dim) * sizeof(float), h, (int)slices);
     return td_cuda_launched(dev, "hyper");
 }

@@ -46,6 +46,7 @@ static TD_DEVICE void prepare(const td_kda_call &a, const td_segment *segment, i
 
 static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_recurrent(td_kda_call a)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     row_block *b = (row_block *)smem;
     int head = blockIdx.x, lane = threadIdx.x % 32;
@@ -117,8 +118,8 @@ td_status td_cuda_kda(td_dev *base, const td_kda_args *a)
                          a->gate_stride,
                          (td_bf16 *)a->y };
     if (serial)
-        k_kda_recurrent<<<dim3((unsigned)a->n_heads, (unsigned)a->window->n_segments), TD_KDA_THREADS,
-                          sizeof(row_block), dev->stream>>>(call);
+        td_launch_spread(dev, k_kda_recurrent, dim3((unsigned)a->n_heads, (unsigned)a->window->n_segments),
+                         TD_KDA_THREADS, sizeof(row_block), call);
     if (chunked) return td_cuda_kda_chunked(dev, &call, a->window->n_rows);
     return td_cuda_launched(dev, "kda");
 }

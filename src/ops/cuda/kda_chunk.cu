@@ -148,6 +148,7 @@ static TD_DEVICE void advance(sub_block *s, int r0)
 
 static __global__ void __launch_bounds__(THREADS) k_kda_chunk_prepare(td_kda_call a, chunk *chunks)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     sub_block *s = (sub_block *)smem;
     int head = blockIdx.x, t0;
@@ -266,6 +267,7 @@ static TD_DEVICE void update(scan_block *s, const chunk *in)
 
 static __global__ void __launch_bounds__(THREADS) k_kda_chunk_scan(td_kda_call a, chunk *chunks)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     scan_block *s = (scan_block *)smem;
     int head = blockIdx.x, d0 = blockIdx.z * STRIP, first = 0;
@@ -299,6 +301,7 @@ static __global__ void __launch_bounds__(THREADS) k_kda_chunk_scan(td_kda_call a
 
 static __global__ void k_kda_chunk_finish(td_kda_call a, const chunk *chunks)
 {
+    td_begin();
     int head = blockIdx.x, t0, lane = threadIdx.x % 32;
     const td_segment *segment = find_chunk(a, blockIdx.y, &t0);
     if (!segment) return;
@@ -337,9 +340,9 @@ td_status td_cuda_kda_chunked(td_cuda_dev *dev, const td_kda_call *a, int n_rows
     td_cuda_scratch(dev, &arena);
     chunk *chunks = (chunk *)td_cuda_take(&arena, td_cuda_kda_bytes(&dev->limits));
     unsigned heads = (unsigned)a->n_heads, n = (unsigned)most_chunks(n_rows);
-    k_kda_chunk_prepare<<<dim3(heads, n), THREADS, sizeof(sub_block), dev->stream>>>(*a, chunks);
-    k_kda_chunk_scan<<<dim3(heads, (unsigned)a->n_segments, D / STRIP), THREADS, sizeof(scan_block), dev->stream>>>(
-        *a, chunks);
-    k_kda_chunk_finish<<<dim3(heads, n), THREADS, 0, dev->stream>>>(*a, chunks);
+    td_launch_spread(dev, k_kda_chunk_prepare, dim3(heads, n), THREADS, sizeof(sub_block), *a, chunks);
+    td_launch_spread(dev, k_kda_chunk_scan, dim3(heads, (unsigned)a->n_segments, D / STRIP), THREADS,
+                     sizeof(scan_block), *a, chunks);
+    td_launch(dev, k_kda_chunk_finish, dim3(heads, n), THREADS, 0, *a, chunks);
     return td_cuda_launched(dev, "kda");
 }

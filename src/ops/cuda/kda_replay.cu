@@ -4,6 +4,7 @@
 
 static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_replay(td_kda_call a, const int32_t *keep)
 {
+    td_begin();
     __shared__ __align__(16) float part[3][TD_HEAD];
     __shared__ float red[2][TD_KDA_THREADS];
     int head = blockIdx.x, n = keep[blockIdx.y];
@@ -39,6 +40,6 @@ td_status td_cuda_kda_replay(td_dev *base, const td_kda_replay_args *a)
     call.conv = (td_bf16 *)a->state.conv;
     call.saved = a->saved;
     dim3 grid((unsigned)a->n_heads, (unsigned)a->window->n_segments);
-    k_kda_replay<<<grid, TD_KDA_THREADS, 0, dev->stream>>>(call, a->keep);
+    td_launch_spread(dev, k_kda_replay, grid, TD_KDA_THREADS, 0, call, a->keep);
     return td_cuda_launched(dev, "kda_replay");
 }

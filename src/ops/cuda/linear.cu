@@ -103,13 +103,14 @@ static TD_DEVICE void group_sums(const uint32_t b[8], float *sum0, float *sum1)
     *sum1 = c[1];
 }
 
-/* B operand of a group: two pieces of row x, zeros beyond `in`. b[2 step], b[2 step + 1]. */
-static TD_DEVICE void load_x(const td_bf16 *x, bool valid, int k, int in, uint32_t b[8])
+/* B operand of a group: two pieces of row x; b[2 step], b[2 step + 1]. Zeros beyond `in`, unless it fills all groups.
+ */
+template <bool FULL> static TD_DEVICE void load_x(const td_bf16 *x, int k, int in, uint32_t b[8])
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (valid && k + 32 * half < in) v = __ldg((const uint4 *)(x + k + 32 * half));
+        if (FULL || k + 32 * half < in) v = *(const uint4 *)(x + k + 32 * half);
         b[4 * half] = v.x;
         b[4 * half + 1] = v.y;
         b[4 * half + 2] = v.z;
@@ -148,8 +149,8 @@ static TD_DEVICE void few_group(const uint4 *raw, uint2 pair, const uint32_t b[N
     }
 }
 
-/* Weights of UNROLL groups are in flight together. */
-template <int FORMAT, int NT, int UNROLL>
+/* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored. */
+template <int FORMAT, int NT, int UNROLL, bool FULL>
 static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
 {
     const int N = pieces<FORMAT>::N;
@@ -160,7 +161,10 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
     int first = p.groups * slice / p.slices, end = p.groups * (slice + 1) / p.slices;
     const size_t group_bytes = td_group_bytes((td_format)FORMAT);
     const uint8_t *w = p.w + batch * p.w_batch + (size_t)panel * p.panel_bytes + (FORMAT == TD_W_FP8 ? TD_FP8_HEAD : 0);
-    const td_bf16 *x = p.x + batch * p.x_batch + (size_t)(row0 + g) * p.x_stride + 8 * t;
+    const td_bf16 *x[NT];
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+        x[nt] = p.x + batch * p.x_batch + (size_t)min(row0 + 8 * nt + g, p.n_rows - 1) * p.x_stride + 8 * t;
     float acc[NT][4];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) acc[nt][0] = acc[nt][1] = acc[nt][2] = acc[nt][3] = 0.0f;
@@ -176,14 +180,13 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
             for (int i = 0; i < N; i++)
                 raw[u][i] = td_load_stream(at + (FORMAT == TD_W_Q4 ? TD_Q4_SCALES : 0) + i * 512 + lane * 16);
         }
+        if (group == first) td_begin(); /* for x; the first weights are on their way */
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             if (group + u >= end) continue;
             uint32_t b[NT][8];
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-                load_x(x + (size_t)(8 * nt) * p.x_stride, row0 + 8 * nt + g < p.n_rows, (group + u) * TD_TILE_IN,
-                       p.in - 8 * t, b[nt]);
+            for (int nt = 0; nt < NT; nt++) load_x<FULL>(x[nt], (group + u) * TD_TILE_IN, p.in - 8 * t, b[nt]);
             few_group<FORMAT, NT>(raw[u], pair[u], b, acc);
         }
     }
@@ -207,12 +210,13 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
 /* Group sums of all rows of x for k_linear_many with q4; a warp a group and 8 rows. */
 static __global__ void k_linear_sums(product p, float *sums, size_t sums_stride)
 {
+    td_begin();
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = blockIdx.y;
     int row0 = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * 8;
     if (row0 >= (int)sums_stride) return;
     uint32_t b[8];
     float sum0, sum1;
-    load_x(p.x + (size_t)(row0 + g) * p.x_stride + 8 * t, row0 + g < p.n_rows, group * TD_TILE_IN, p.in - 8 * t, b);
+    load_x<false>(p.x + (size_t)min(row0 + g, p.n_rows - 1) * p.x_stride + 8 * t, group * TD_TILE_IN, p.in - 8 * t, b);
     group_sums(b, &sum0, &sum1);
     if (g == 0) {
         sums[group * sums_stride + row0 + 2 * t] = sum0;
@@ -331,6 +335,7 @@ static TD_DEVICE void many_group(const product &p, const unsigned char *smem, in
 
 template <int FORMAT> static __global__ void __launch_bounds__(32 * WARPS) k_linear_many(product p)
 {
+    td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int panel0 = blockIdx.x * (MANY_OUT / TD_TILE_OUT), row0 = blockIdx.y * MANY_ROWS, batch = blockIdx.z;
@@ -381,6 +386,7 @@ template <int FORMAT> static __global__ void __launch_bounds__(32 * WARPS) k_lin
 /* Rows that are not 16-byte aligned, made so. */
 static __global__ void k_linear_align(int in, const td_bf16 *x, size_t x_stride, td_bf16 *to)
 {
+    td_begin();
     for (int i = threadIdx.x; i < in; i += blockDim.x) to[(size_t)blockIdx.x * in + i] = x[blockIdx.x * x_stride + i];
 }
 
@@ -412,25 +418,32 @@ size_t td_cuda_product_bytes(const td_dev_limits *limits)
     return sums_bytes(limits) + (size_t)ALIGNED_ROWS * IN_MAX * sizeof(td_bf16);
 }
 
+template <int FORMAT, bool FULL> static void launch_few(const td_cuda_dev *dev, const product &p, dim3 grid)
+{
+    const int U = FORMAT == TD_W_Q4 ? 8 : 4;
+    grid.y = td_ceil_div((size_t)p.n_rows, 32);
+    if (p.n_rows <= 8)
+        td_launch(dev, k_linear_few<FORMAT, 1, U, FULL>, grid, 32 * WARPS, 0, p);
+    else if (p.n_rows <= 16)
+        td_launch(dev, k_linear_few<FORMAT, 2, U / 2, FULL>, grid, 32 * WARPS, 0, p);
+    else
+        td_launch(dev, k_linear_few<FORMAT, 4, U / 4, FULL>, grid, 32 * WARPS, 0, p);
+}
+
 template <int FORMAT> static void launch(const td_cuda_dev *dev, const product &p, int n_batch)
 {
     int per_block = WARPS / p.slices;
     if (p.n_rows > FEW_ROWS) {
         dim3 grid(td_ceil_div((size_t)p.n_panels, MANY_OUT / TD_TILE_OUT), td_ceil_div((size_t)p.n_rows, MANY_ROWS),
                   (unsigned)n_batch);
-        k_linear_many<FORMAT><<<grid, 32 * WARPS, STAGES * stage<FORMAT>::BYTES, dev->stream>>>(p);
+        td_launch_spread(dev, k_linear_many<FORMAT>, grid, 32 * WARPS, STAGES * stage<FORMAT>::BYTES, p);
         return;
     }
     dim3 grid(td_ceil_div((size_t)p.n_panels, (size_t)per_block), 1, (unsigned)n_batch);
-    const int U = FORMAT == TD_W_Q4 ? 8 : 4;
-    if (p.n_rows <= 8)
-        k_linear_few<FORMAT, 1, U><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
-    else if (p.n_rows <= 16)
-        k_linear_few<FORMAT, 2, U / 2><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
-    else {
-        grid.y = td_ceil_div((size_t)p.n_rows, 32);
-        k_linear_few<FORMAT, 4, U / 4><<<grid, 32 * WARPS, 0, dev->stream>>>(p);
-    }
+    if (p.in % TD_TILE_IN == 0)
+        launch_few<FORMAT, true>(dev, p, grid);
+    else
+        launch_few<FORMAT, false>(dev, p, grid);
 }
 
 static td_status run(td_cuda_dev *dev, td_format format, product *p, int n_batch)
@@ -441,7 +454,7 @@ static td_status run(td_cuda_dev *dev, td_format format, product *p, int n_batch
         if (n_batch != 1 || p->sums_stride * (size_t)p->groups * sizeof(float) > sums_bytes(&dev->limits))
             return TD_EINVAL;
         dim3 grid(td_ceil_div(p->sums_stride, 8 * WARPS), (unsigned)p->groups);
-        k_linear_sums<<<grid, 32 * WARPS, 0, dev->stream>>>(*p, (float *)dev->scratch, p->sums_stride);
+        td_launch(dev, k_linear_sums, grid, 32 * WARPS, 0, *p, (float *)dev->scratch, p->sums_stride);
     }
     switch (format) {
     case TD_W_Q4: launch<TD_W_Q4>(dev, *p, n_batch); break;
@@ -463,8 +476,8 @@ static td_status run_copied(td_cuda_dev *dev, td_format format, product *p)
         part.x_stride = (size_t)p->in;
         part.y_act = p->y_act ? p->y_act + (size_t)r * p->y_stride : NULL;
         part.y_f32 = p->y_f32 ? p->y_f32 + (size_t)r * p->y_stride : NULL;
-        k_linear_align<<<(unsigned)part.n_rows, 128, 0, dev->stream>>>(p->in, p->x + (size_t)r * p->x_stride,
-                                                                       p->x_stride, copy);
+        td_launch(dev, k_linear_align, (unsigned)part.n_rows, 128, 0, p->in, p->x + (size_t)r * p->x_stride,
+                  p->x_stride, copy);
         status = run(dev, format, &part, 1);
     }
     return status;

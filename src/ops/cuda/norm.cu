@@ -7,6 +7,7 @@ enum { THREADS = 256 };
 static __global__ void k_rmsnorm(const int32_t *rows, int dim, float eps, const td_bf16 *x, size_t x_stride,
                                  const float *w, td_bf16 *y, size_t y_stride)
 {
+    td_begin();
     __shared__ float scratch[THREADS / 32 + 1];
     size_t r = blockIdx.x;
     const td_bf16 *from = x + (size_t)(rows ? rows[r] : (int32_t)r) * x_stride;
@@ -25,13 +26,14 @@ td_status td_cuda_rmsnorm(td_dev *base, const td_rmsnorm_args *a)
     td_cuda_dev *dev = td_cuda(base);
     if (a->n_rows < 0 || a->dim < 1) return TD_EINVAL;
     if (!a->n_rows) return TD_OK;
-    k_rmsnorm<<<a->n_rows, THREADS, 0, dev->stream>>>(a->row, a->dim, a->eps, (const td_bf16 *)a->x, a->x_stride, a->w,
-                                                      (td_bf16 *)a->y, a->y_stride);
+    td_launch(dev, k_rmsnorm, a->n_rows, THREADS, 0, a->row, a->dim, a->eps, (const td_bf16 *)a->x, a->x_stride, a->w,
+              (td_bf16 *)a->y, a->y_stride);
     return td_cuda_launched(dev, "rmsnorm");
 }
 
 static __global__ void k_stream_mean(const int32_t *rows, int dim, const td_bf16 *x, td_bf16 *h, size_t h_stride)
 {
+    td_begin();
     size_t r = blockIdx.x, at = (size_t)(rows ? rows[r] : (int32_t)r) * TD_STREAMS * dim;
     for (int d = threadIdx.x; d < dim; d += THREADS) {
         float sum = td_load_bf16(x + at + d);
@@ -45,13 +47,14 @@ td_status td_cuda_stream_mean(td_dev *base, const td_stream_mean_args *a)
     td_cuda_dev *dev = td_cuda(base);
     if (a->n_rows < 0 || a->dim < 1) return TD_EINVAL;
     if (!a->n_rows) return TD_OK;
-    k_stream_mean<<<a->n_rows, THREADS, 0, dev->stream>>>(a->row, a->dim, (const td_bf16 *)a->x, (td_bf16 *)a->h,
-                                                          a->h_stride);
+    td_launch(dev, k_stream_mean, a->n_rows, THREADS, 0, a->row, a->dim, (const td_bf16 *)a->x, (td_bf16 *)a->h,
+              a->h_stride);
     return td_cuda_launched(dev, "stream_mean");
 }
 
 static __global__ void k_residual(size_t n, const float *partials, td_bf16 *x)
 {
+    td_begin();
     size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < n) x[i] = td_to_bf16(td_load_bf16(x + i) + td_round_bf16(partials[i] + partials[n + i]));
 }
@@ -62,6 +65,6 @@ td_status td_cuda_residual(td_dev *base, const td_residual_args *a)
     if (a->n_rows < 0 || a->dim < 1) return TD_EINVAL;
     size_t n = (size_t)a->n_rows * (size_t)a->dim;
     if (!n) return TD_OK;
-    k_residual<<<td_ceil_div(n, THREADS), THREADS, 0, dev->stream>>>(n, a->partials, (td_bf16 *)a->x);
+    td_launch(dev, k_residual, td_ceil_div(n, THREADS), THREADS, 0, n, a->partials, (td_bf16 *)a->x);
     return td_cuda_launched(dev, "residual");
 }

@@ -16,6 +16,7 @@ static TD_DEVICE uint64_t ordered(float key, int id)
 static __global__ void k_router_pick(int n_rows, int n_experts, int top_k, bool norm, float scale, const float *logits,
                                      const float *bias, int32_t *ids, float *weights)
 {
+    td_begin();
     int row = blockIdx.x * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32, picked_id = 0;
     if (row >= n_rows) return;
     logits += (size_t)row * n_experts;
@@ -78,7 +79,7 @@ td_status td_cuda_router(td_dev *base, const td_router_args *a)
                                0 };
     td_status status = td_cuda_product(dev, &p);
     if (status != TD_OK) return status;
-    k_router_pick<<<td_ceil_div((size_t)a->n_rows, ROWS), 32 * ROWS, 0, dev->stream>>>(
-        a->n_rows, a->n_experts, a->top_k, a->norm, a->scale, logits, a->bias, a->ids, a->weights);
+    td_launch(dev, k_router_pick, td_ceil_div((size_t)a->n_rows, ROWS), 32 * ROWS, 0, a->n_rows, a->n_experts, a->top_k,
+              a->norm, a->scale, logits, a->bias, a->ids, a->weights);
     return td_cuda_launched(dev, "router");
 }
