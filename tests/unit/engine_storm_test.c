@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { N_THREADS = 6, N_KINDS = 9, QUEUE = 3 };
+enum { N_THREADS = 9, N_KINDS = 9, QUEUE = 3, BLOCKS = 7 };
 
 static td_en en;
 static td_en_reply alone[N_KINDS];
@@ -94,7 +94,7 @@ static void storm(int world, double seconds)
     client clients[N_THREADS];
     td_engine_stats stats;
     int n_done = 0, n_left = 0, n_full = 0;
-    td_en_start(&en, world, "shm", 4, QUEUE);
+    td_en_start(&en, world, "shm", BLOCKS, QUEUE);
     until_ns = td_now_ns() + (int64_t)(seconds * 1e9);
     for (int i = 0; i < N_THREADS; i++) {
         clients[i] = (client){ .random = 77u + (uint32_t)i };
@@ -118,7 +118,8 @@ static void storm(int world, double seconds)
     assert_int_equal(stats.pool_free_tokens, stats.pool_tokens);
     print_message("%d ended, %d left, %d found the queue full, %d preemptions\n", n_done, n_left, n_full,
                   (int)stats.preemptions_total);
-    assert_true(n_done > 0 && n_left > 0);
+    assert_true(n_done > 0);
+    if (n_done > 80) assert_true(n_left > 0 && n_full > 0 && stats.preemptions_total > 0); /* a long run saw it all */
     assert_int_equal(td_en_stop(&en), 0);
 }
 
