@@ -280,17 +280,14 @@ static __global__ void k_attend_merge(attend_args a)
     int row = a.row0 + blockIdx.y, head = blockIdx.x, c = threadIdx.x * 2;
     int n = (tokens_of(a, row).total + TOKENS - 1) / TOKENS;
     if (c >= a.cache.kv_lora) return;
-    float max = 0.0f, sum = 0.0f;
-    float2 v = make_float2(0.0f, 0.0f);
-    for (int i = 0; i < n; i++) {
-        size_t at = ((size_t)blockIdx.y * a.n_partials + i) * a.n_heads + head;
-        float2 mz = a.mz[at], part = *(const float2 *)(a.v + at * a.cache.kv_lora + c);
-        if (i == 0) {
-            max = mz.x;
-            sum = mz.y;
-            v = part;
-            continue;
-        }
+    size_t at = (size_t)blockIdx.y * a.n_partials * a.n_heads + head;
+    float2 mz = a.mz[at], v = *(const float2 *)(a.v + at * a.cache.kv_lora + c);
+    float max = mz.x, sum = mz.y;
+#pragma unroll 4
+    for (int i = 1; i < n; i++) {
+        at += a.n_heads;
+        mz = a.mz[at];
+        float2 part = *(const float2 *)(a.v + at * a.cache.kv_lora + c);
         float old, fresh;
         merge(&max, &sum, mz.x, mz.y, &old, &fresh);
         v.x = fmaf(part.x, fresh, v.x * old);
