@@ -90,6 +90,7 @@ threads_of_a_rank() {
 rank_command() { # rank -> the array COMMAND
     COMMAND=("$TANDEM" serve --model "$MODEL" --rank "$1" --world "$RANKS" --master "$MASTER_ADDR" --master-port "$MASTER_PORT"
         --transport "$TRANSPORT" --context "$CONTEXT" --parallel "$PARALLEL" --max-tokens "$MAX_TOKENS" --kv "$KV" --dense "$DENSE"
+        --backend "$BACKEND" --gpu "$GPU"
         --threads "$(threads_of_a_rank)" --memory-reserve-gib "$MEMORY_RESERVE_GIB" --peer-timeout-s "$PEER_TIMEOUT_S"
         --wait-timeout-s "$WAIT_TIMEOUT")
     [ -n "$NET_DEVICES" ] && COMMAND+=(--net-devices "$NET_DEVICES")
@@ -100,6 +101,12 @@ rank_command() { # rank -> the array COMMAND
         [ -n "$API_KEY_FILE" ] && COMMAND+=(--api-key-file "$API_KEY_FILE")
     fi
     COMMAND+=("${EXTRA[@]}")
+}
+
+refuse_taken_port() {
+    if (exec 3<> "/dev/tcp/$LOCAL_HOST/$PORT") 2>/dev/null; then
+        die "PORT: $PORT is in use on this machine$(command -v ss >/dev/null && ss -Hltnp "sport = :$PORT" 2>/dev/null | awk '{print " by " $NF}' | head -1)"
+    fi
 }
 
 check() {
@@ -117,21 +124,22 @@ check() {
     done
     [ "$DRY_RUN" = 1 ] && exit 0
     "$TANDEM" info "$MODEL" > "$STATE_DIR/info.txt" 2>&1 || { cat "$STATE_DIR/info.txt" >&2; die "$MODEL cannot be served; nothing was changed"; }
+    [ "$PORT" = "$(rank_port)" ] || refuse_taken_port # before a running pair is stopped
     if rank_pid 0 >/dev/null || rank_pid 1 >/dev/null; then
         [ "$RESTART" = 1 ] || echo "  one rank of an earlier pair is left: stopping it"
         stop_ranks || die "a running rank could not be stopped"
     fi
     save_log 0
     save_log 1
-    if (exec 3<> "/dev/tcp/$LOCAL_HOST/$PORT") 2>/dev/null; then
-        die "PORT: $PORT is in use on this machine$(command -v ss >/dev/null && ss -Hltnp "sport = :$PORT" 2>/dev/null | awk '{print " by " $NF}' | head -1)"
+    refuse_taken_port
+    # A second rank 1 at the control port of another pair would end that pair.
+    if [ "$RANKS" = 2 ] && (exec 3<> "/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2>/dev/null; then
+        die "MASTER_PORT: $MASTER_PORT is in use on $MASTER_ADDR; another pair needs another MASTER_PORT"
     fi
 }
 
 launch() {
     step 3 Launch
-    # Threads that wait for work by spinning would take the cores from the other rank and from the API.
-    export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
     local rank pid interrupted=0
     trap 'interrupted=1' INT TERM HUP # no rank without a pid file
     for ((rank = RANKS - 1; rank >= 0 && !interrupted; rank--)); do
@@ -231,7 +239,9 @@ live() {
 follow_in_foreground() {
     tail -n +1 -F "$(rank_log 0)" 2>/dev/null &
     local follower=$! code
-    trap 'kill "$follower"; stop_ranks; exit 130' INT TERM
+    # Ctrl-C is 130 to whoever asked; a supervisor's SIGTERM ends with rank 0's own code.
+    trap 'kill "$follower"; stop_ranks; exit 130' INT
+    trap 'stop_ranks' TERM
     wait "${RANK_PIDS[0]}"
     code=$?
     kill "$follower"
@@ -245,6 +255,7 @@ flock -n 9 || die "another start is already running (lock $STATE_DIR/start.lock)
 
 if [ "$RESTART" = 0 ] && [ "$DRY_RUN" = 0 ] && rank_pid 0 >/dev/null && { [ "$RANKS" = 1 ] || rank_pid 1 >/dev/null; }; then
     echo "tandem is already running on port $(rank_port). './start.sh restart' starts it anew, './stop.sh' ends it."
+    [ ${#EXTRA[@]} -eq 0 ] || echo "Not applied: ${EXTRA[*]}"
     exit 0
 fi
 build

@@ -38,7 +38,7 @@ source_local() {
     done
 }
 
-SETTING_NAMES=(WORKER MODEL SERVED_NAME HOST PORT MASTER_ADDR MASTER_PORT CONTEXT PARALLEL MAX_TOKENS MAX_QUEUED THINKING KV DENSE
+SETTING_NAMES=(WORKER MODEL SERVED_NAME HOST PORT MASTER_ADDR MASTER_PORT CONTEXT BACKEND GPU PARALLEL MAX_TOKENS MAX_QUEUED THINKING KV DENSE
     TRANSPORT NET_DEVICES THREADS MEMORY_RESERVE_GIB API_KEY_FILE STATE_DIR LOG_DIR LOG_KEEP WAIT_TIMEOUT STOP_TIMEOUT
     FOREGROUND DRY_RUN RANKS SSE_KEEPALIVE_S PEER_TIMEOUT_S BUILD_DIR)
 
@@ -60,6 +60,8 @@ load_settings() {
     : "${MAX_TOKENS:=32768}"                     # of a request that names none
     : "${MAX_QUEUED:=64}"                        # waiting requests before 429
     : "${THINKING:=1}"                           # think by default
+    : "${BACKEND:=auto}"                         # auto, cpu, cuda: where the model runs
+    : "${GPU:=0}"                                # which GPU, by the driver's numbering
     : "${KV:=bf16}"                              # bf16, fp8: rows of the attention cache
     : "${DENSE:=bf16}"                           # bf16, q4, fp8: dense weights in memory
     : "${TRANSPORT:=auto}"                       # auto, shm, tcp, rc
@@ -127,6 +129,8 @@ check_settings() {
     check_choice THINKING 0 1
     check_choice FOREGROUND 0 1
     check_stop_settings
+    check_choice BACKEND auto cpu cuda
+    check_number GPU 0 63
     check_choice KV bf16 fp8
     check_choice DENSE bf16 q4 fp8
     check_choice TRANSPORT auto shm tcp rc

@@ -305,7 +305,11 @@ int td_cli_linktest(int argc, char **argv)
     char host[256], canonical[512];
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            printf("usage: tandem linktest --role a            on the first end\n"
+                   "       tandem linktest --role b --peer HOST:PORT   on the other\n\n"
+                   "Measures gathers and exchanges between two machines or processes and checks every byte.\n");
             td_settings_help(table, N_SETTINGS);
+            printf("\nexit codes: 0 done, 1 failed or mismatches, 2 bad settings, 4 the other end is lost\n");
             return TD_EXIT_OK;
         }
     td_status status = td_settings_parse(table, N_SETTINGS, argc, argv, &settings, &err);

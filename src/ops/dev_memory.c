@@ -84,10 +84,10 @@ td_dev *td_dev_create_sizes(td_backend backend, bool exact_fp32)
 #ifndef TD_WITH_CUDA
 td_status td_dev_cuda_memory(int index, size_t *free_bytes, size_t *total_bytes, td_error *err)
 {
+    (void)index;
     (void)free_bytes;
     (void)total_bytes;
-    return td_fail(err, TD_EUNSUPPORTED, "GPU %d: this build has no CUDA operations (configure with -DTD_CUDA=ON)",
-                   index);
+    return td_fail(err, TD_EUNSUPPORTED, "this build has no CUDA operations (-DTD_CUDA=ON makes one that has)");
 }
 
 td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err)

@@ -45,7 +45,7 @@ const td_json *td_call_body(td_call *x)
     else if (st == TD_ENOMEM)
         td_refuse_status(&why, st, &err);
     else
-        td_refuse(&why, 400, "invalid_json", NULL, "the request body is not JSON: %s", err.text);
+        td_refuse(&why, 400, "invalid_json", NULL, "the request body is %s", err.text);
     td_call_refuse(x, &why);
     return NULL;
 }

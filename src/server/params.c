@@ -43,8 +43,9 @@ static td_status read_number(const td_json *body, const char *name, double low, 
     const td_json *field = td_json_get(body, name);
     double x;
     if (td_json_is_null(field)) return TD_OK;
-    if (td_json_double(field, &x) != TD_OK || !isfinite(x))
+    if (td_json_double(field, &x) != TD_OK)
         return td_refuse_field(why, name, "%s must be a number, not %s", name, td_json_kind_name(field));
+    if (!isfinite(x)) return td_refuse_field(why, name, "%s must be a finite number", name);
     if (x < low || x > high || (open_low && x == low))
         return td_refuse_field(why, name, "%s must be %s %g and at most %g, not %g", name,
                                open_low ? "above" : "at least", low, high, x);
