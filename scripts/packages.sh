@@ -4,7 +4,7 @@
 set -euo pipefail
 BUILD=(gcc cmake ninja-build pkg-config libc6-dev libucx-dev libmicrohttpd-dev libpcre2-dev libssl-dev
     libcurl4-openssl-dev curl)
-TEST=(libcmocka-dev libjansson-dev clang nodejs iproute2 shellcheck clang-format qemu-user gcc-aarch64-linux-gnu
+TEST=(libcmocka-dev libjansson-dev g++ clang libclang-rt-dev libomp-dev nodejs iproute2 shellcheck clang-format qemu-user gcc-aarch64-linux-gnu
     libc6-dev-arm64-cross jq)
 case "${1:-}" in
 build) wanted=("${BUILD[@]}") ;;
@@ -16,7 +16,7 @@ for package in "${wanted[@]}"; do
     # A tool that is on the PATH counts, wherever it came from (a newer Node.js, a compiler of one's own).
     case $package in
     nodejs) command -v node npm >/dev/null 2>&1 && continue ;;
-    gcc | cmake | clang | curl | jq | shellcheck | clang-format) command -v "$package" >/dev/null 2>&1 && continue ;;
+    gcc | g++ | cmake | clang | curl | jq | shellcheck | clang-format) command -v "$package" >/dev/null 2>&1 && continue ;;
     esac
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
 done
