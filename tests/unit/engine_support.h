@@ -7,7 +7,7 @@
 
 #include <sys/types.h>
 
-enum { TD_EN_REPLY_CAP = 2048, TD_EN_REQUESTS = 7, TD_EN_WAIT_MS = 20000, TD_EN_CONTEXT = 2048, TD_EN_SLOTS = 4 };
+enum { TD_EN_REPLY_CAP = 2048, TD_EN_REQUESTS = 7, TD_EN_WAIT_MS = 60000, TD_EN_CONTEXT = 2048, TD_EN_SLOTS = 4 };
 
 /* The checkpoint that every engine of this program serves; once each, as a group's setup and teardown. */
 int td_en_group_setup(void **state);
