@@ -38,8 +38,12 @@ static int help(FILE *out)
 static void sleep_while_waiting(char **argv)
 {
     if (getenv("OMP_WAIT_POLICY")) return;
+    char program[4096]; /* by its own path: the process keeps its name */
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0) return;
+    program[n] = '\0';
     setenv("OMP_WAIT_POLICY", "passive", 1);
-    execv("/proc/self/exe", argv); /* returns only where there is no /proc: then threads spin */
+    execv(program, argv); /* returns only when the file is gone: then threads spin */
 }
 
 int main(int argc, char **argv)
