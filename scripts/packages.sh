@@ -15,7 +15,7 @@ missing=()
 for package in "${wanted[@]}"; do
     # A tool that is on the PATH counts, wherever it came from (a newer Node.js, a compiler of one's own).
     case $package in
-    nodejs) command -v node npm >/dev/null 2>&1 && continue ;;
+    nodejs) command -v node >/dev/null 2>&1 && command -v npm >/dev/null 2>&1 && continue ;;
     gcc | g++ | cmake | clang | curl | jq | shellcheck | clang-format) command -v "$package" >/dev/null 2>&1 && continue ;;
     esac
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")

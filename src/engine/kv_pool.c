@@ -1,7 +1,6 @@
 /* See kv_pool.h. */
 #include "engine/kv_pool.h"
 
-#include "base/hash.h"
 #include "ops/dev.h"
 
 td_status td_kv_pool_init(td_kv_pool *pool, int n_blocks, td_arena *arena)
@@ -50,11 +49,4 @@ bool td_kv_pool_shared(const td_kv_pool *pool, int32_t block)
 int td_kv_pool_blocks(int64_t n_tokens)
 {
     return (int)((n_tokens + TD_BLOCK - 1) / TD_BLOCK);
-}
-
-uint64_t td_kv_pool_digest(const td_kv_pool *pool)
-{
-    uint64_t hash = td_fnv1a(TD_FNV1A_START, &pool->n_free, sizeof pool->n_free);
-    hash = td_fnv1a(hash, pool->free, (size_t)pool->n_free * sizeof *pool->free);
-    return td_fnv1a(hash, pool->refs, (size_t)pool->n_blocks * sizeof *pool->refs);
 }

@@ -29,8 +29,5 @@ bool td_kv_pool_shared(const td_kv_pool *pool, int32_t block); /* held more than
 /* Blocks that n_tokens take. */
 int td_kv_pool_blocks(int64_t n_tokens);
 
-/* FNV-1a over the whole state, for the comparison of ranks. */
-uint64_t td_kv_pool_digest(const td_kv_pool *pool);
-
 TD_END_C
 #endif

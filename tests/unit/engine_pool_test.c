@@ -68,21 +68,16 @@ static void test_pool_same_on_ranks(void **state)
     (void)state;
     _Alignas(64) unsigned char memory[2][512];
     td_kv_pool pools[2];
-    uint64_t digests[2];
+    int32_t out[2][8];
     for (int i = 0; i < 2; i++) {
         td_arena arena;
-        int32_t out[8];
         td_arena_init_fixed(&arena, memory[i], sizeof memory[i]);
         td_kv_pool_init(&pools[i], 16, &arena);
-        td_kv_pool_reserve(&pools[i], 5, out);
-        td_kv_pool_release(&pools[i], out[2]);
-        td_kv_pool_reserve(&pools[i], 8, out);
-        digests[i] = td_kv_pool_digest(&pools[i]);
+        td_kv_pool_reserve(&pools[i], 5, out[i]);
+        td_kv_pool_release(&pools[i], out[i][2]);
+        td_kv_pool_reserve(&pools[i], 8, out[i]);
     }
-    assert_true(digests[0] == digests[1]);
-    int32_t one;
-    td_kv_pool_reserve(&pools[1], 1, &one);
-    assert_true(digests[0] != td_kv_pool_digest(&pools[1]));
+    assert_memory_equal(out[0], out[1], sizeof out[0]); /* the same calls, the same blocks */
     assert_int_equal(td_kv_pool_blocks(0), 0);
     assert_int_equal(td_kv_pool_blocks(1), 1);
     assert_int_equal(td_kv_pool_blocks(TD_BLOCK), 1);
