@@ -2,6 +2,7 @@
  * that the 4-bit ranges are good: docs/model.md "Quantised dense weights". */
 #include "ops/cpu/weight.h"
 #include "ops/cpu/cpu.h"
+#include "ops/quantise.h"
 
 typedef struct fill_job {
     const td_weight *w;
@@ -31,77 +32,12 @@ static void fill_fp8(const fill_job *job, uint8_t *panel, int out, const td_bf16
         if (!(x <= 3.4028234e38f)) finite = false;
         if (x > max) max = x;
     }
-    float scale = max > 0.0f ? max / 448.0f : 1.0f;
-    if (scale < 0x1p-120f) scale = 0x1p-120f; /* a row of subnormals: keep 1 / scale finite */
+    float scale = td_fp8_row_scale(max);
     float stored = finite ? scale * 256.0f : td_bits_f32(0x7fc00000u);
     memcpy(panel + (size_t)out * sizeof stored, &stored, sizeof stored);
     uint8_t *codes = panel + TD_FP8_SCALES_BYTES;
     for (int i = 0; i < job->w->in; i++)
         codes[(size_t)i * TD_PANEL + (size_t)out] = finite ? td_f32_e4m3(td_bf16_f32(row[i]) / scale) : 0;
-}
-
-typedef struct affine {
-    td_bf16 scale, offset;
-    float error; /* sum of squares over the group */
-} affine;
-
-static int nibble_of(float w, float scale, float offset)
-{
-    float q = rintf((w - offset) / scale);
-    return q > 0.0f ? q < 15.0f ? (int)q : 15 : 0; /* NaN: 0 */
-}
-
-static affine affine_of(const float *w, int n, float s, float lo)
-{
-    affine a = { td_f32_bf16(s > 1e-8f ? s : 1e-8f), td_f32_bf16(lo), 0.0f };
-    float scale = td_bf16_f32(a.scale), offset = td_bf16_f32(a.offset);
-    for (int i = 0; i < n; i++) {
-        float d = fmaf(scale, (float)nibble_of(w[i], scale, offset), offset) - w[i];
-        a.error = fmaf(d, d, a.error);
-    }
-    return a;
-}
-
-/* The line s q + b of least squared error through the values as a quantises them now. */
-static affine affine_refit(const float *w, int n, affine a)
-{
-    double q1 = 0.0, q2 = 0.0, w1 = 0.0, qw = 0.0;
-    for (int i = 0; i < n; i++) {
-        double q = nibble_of(w[i], td_bf16_f32(a.scale), td_bf16_f32(a.offset));
-        q1 += q;
-        q2 += q * q;
-        w1 += w[i];
-        qw += q * w[i];
-    }
-    double spread = q2 * n - q1 * q1; /* 0 when all values have the same level */
-    if (!(spread > 0.0)) return a;
-    double s = (qw * n - q1 * w1) / spread;
-    return affine_of(w, n, (float)s, (float)((w1 - s * q1) / n));
-}
-
-/* Scale and offset of least squared error, found by starting from 36 ranges (either end of the group's range moved
- * inwards in steps of 4 %) and fitting the line through the levels a few times from the best. Outliers are clamped when
- * the others gain more. The full range is tried first: the result is never worse. */
-static affine affine_search(const float *w, int n)
-{
-    enum { STEPS = 6, FITS = 4 };
-    float lo = w[0], hi = w[0];
-    for (int i = 1; i < n; i++) {
-        lo = w[i] < lo ? w[i] : lo;
-        hi = w[i] > hi ? w[i] : hi;
-    }
-    affine best = affine_of(w, n, (hi - lo) / 15.0f, lo);
-    for (int t = 1; t < STEPS * STEPS; t++) {
-        float step = (hi - lo) * 0.04f, from = lo + step * (float)(t / STEPS), to = hi - step * (float)(t % STEPS);
-        affine a = affine_of(w, n, (to - from) / 15.0f, from);
-        if (a.error < best.error) best = a;
-    }
-    for (int t = 0; t < FITS; t++) {
-        affine a = affine_refit(w, n, best);
-        if (!(a.error < best.error)) break;
-        best = a;
-    }
-    return best;
 }
 
 static void fill_q4(const fill_job *job, uint8_t *panel, int out, const td_bf16 *row)
@@ -110,14 +46,14 @@ static void fill_q4(const fill_job *job, uint8_t *panel, int out, const td_bf16 
         int n = job->w->in - i0 < TD_Q4_GROUP ? job->w->in - i0 : TD_Q4_GROUP;
         float w[TD_Q4_GROUP];
         for (int i = 0; i < n; i++) w[i] = td_bf16_f32(row[i0 + i]);
-        affine a = affine_search(w, n);
+        td_affine a = td_affine_search(w, n);
         uint8_t *group = panel + (size_t)g * TD_Q4_GROUP_BYTES;
         td_bf16 *scales = (td_bf16 *)(void *)group;
         scales[td_panel_index(0, out)] = a.scale;
         scales[td_panel_index(1, out)] = a.offset;
         uint32_t word = 0;
         for (int i = 0; i < n; i++) {
-            word |= (uint32_t)nibble_of(w[i], td_bf16_f32(a.scale), td_bf16_f32(a.offset)) << 4 * (i % 8);
+            word |= (uint32_t)td_affine_level(w[i], td_bf16_f32(a.scale), td_bf16_f32(a.offset)) << 4 * (i % 8);
             if (i % 8 < 7) continue;
             memcpy(group + TD_Q4_SCALES_BYTES + ((size_t)(i / 8) * TD_PANEL + (size_t)out) * sizeof word, &word,
                    sizeof word);
