@@ -1,7 +1,7 @@
 add_library(td_test_engine STATIC ${CMAKE_CURRENT_LIST_DIR}/engine_support.c)
 target_include_directories(td_test_engine PUBLIC ${CMAKE_CURRENT_LIST_DIR})
 target_link_libraries(td_test_engine PUBLIC td_engine td_test_model PkgConfig::PKG_cmocka)
-td_test(unit_engine_pool SOURCES engine_pool_test.c DEPS td_engine LABELS unit)
+td_test(unit_engine_pool SOURCES engine_pool_test.c DEPS td_engine LABELS unit arm64)
 td_test(unit_engine SOURCES engine_test.c DEPS td_test_engine LABELS unit TIMEOUT 400)
 td_test(unit_engine_edges SOURCES engine_edges_test.c DEPS td_test_engine LABELS unit TIMEOUT 400)
 td_test(unit_engine_storm SOURCES engine_storm_test.c DEPS td_test_engine LABELS unit TIMEOUT 400)

@@ -357,7 +357,7 @@ static td_status create_with_small_link(const td_rig *rig, int rank, int port, t
     o.transport = "tcp";
     o.region_bytes = 4096;
     td_status status = td_link_open(&o, &link, err);
-    if (status) return TD_EIO;
+    if (status) return status == TD_EUNSUPPORTED ? status : TD_EIO; /* a build without UCX */
     status = td_model_create(rig->dev, &rig->ops, link, rig->ck, &options, NULL, NULL, &model, err);
     td_link_announce_stop(link);
     td_link_close(link);
@@ -371,9 +371,11 @@ static void test_link_too_small(void **state)
     int port = td_rig_free_port(), child_status;
     pid_t child = fork();
     if (child == 0) _exit(create_with_small_link(rig, 1, port, &err) == TD_ENOMEM ? 0 : 1);
-    assert_int_equal(create_with_small_link(rig, 0, port, &err), TD_ENOMEM);
-    assert_non_null(strstr(err.text, "the link was opened with too little memory"));
+    td_status status = create_with_small_link(rig, 0, port, &err);
     waitpid(child, &child_status, 0);
+    if (status == TD_EUNSUPPORTED) skip();
+    assert_int_equal(status, TD_ENOMEM);
+    assert_non_null(strstr(err.text, "the link was opened with too little memory"));
     assert_true(WIFEXITED(child_status) && WEXITSTATUS(child_status) == 0);
 }
 
