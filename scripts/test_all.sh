@@ -53,7 +53,7 @@ build_arm64() {
     0) configure_and_build arm64 ;;
     3)
         arm64=build/arm64-ops
-        cmake -S tests/arm64 -B $arm64 -G Ninja --toolchain cmake/arm64.cmake && cmake --build $arm64 -- -j "$jobs"
+        cmake -S tests/arm64 -B $arm64 -G Ninja --toolchain "$PWD/cmake/arm64.cmake" && cmake --build $arm64 -- -j "$jobs"
         ;;
     *) return "$status" ;;
     esac
