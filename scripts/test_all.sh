@@ -29,14 +29,12 @@ run_ctest() { # name folder arguments...
     local name=$1 folder=$2 log start=$SECONDS n_run n_bad
     log=$logs/ctest-${name//[^A-Za-z0-9]/-}.log
     shift 2
-    # A second try for what fails: some tests wait for deadlines, and a busy machine can miss one. It is named below.
-    ctest --test-dir "$folder" --output-on-failure --repeat until-pass:2 "$@" 2>&1 | tee "$log" | grep -E '^ *[0-9]+/[0-9]+ Test .*(Failed|Timeout|Exception|Not Run)|^[0-9]+% tests' || true
+    ctest --test-dir "$folder" --output-on-failure "$@" 2>&1 | tee "$log" | grep -E '^ *[0-9]+/[0-9]+ Test .*(Failed|Timeout|Exception|Not Run)|^[0-9]+% tests' || true
     n_run=$(sed -n 's/^.*tests failed out of \([0-9]*\)$/\1/p' "$log" | tail -1)
     n_bad=$(sed -n 's/^.*tests passed, \([0-9]*\) tests failed out of .*$/\1/p' "$log" | tail -1)
     if [ -z "$n_run" ]; then n_run=1 n_bad=1; fi
     passed=$((passed + n_run - n_bad))
     failed=$((failed + n_bad))
-    sed -n 's/^ *Test *#[0-9]*: \([^ ]*\) .*\*\*\*.*/        first try failed: \1/p' "$log" | sort -u
     printf '%-7s %-44s %4d s\n' "$([ "$n_bad" = 0 ] && echo ok || echo FAILED)" "$name: $n_run tests" $((SECONDS - start))
     [ "$n_bad" = 0 ] || sed -n '/The following tests FAILED/,$p' "$log"
     [ "$n_bad" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .*Passed|^ *Start ' "$log" | tail -n 150
