@@ -15,7 +15,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
+enum { ADDRESSES = 0x7f000100, INPUTS_PER_ADDRESS = 1000 }; /* 127.0.1.0 to 127.0.1.255 */
+
 static td_server *server; /* lives as long as the process: a start would cost more than an input */
+static uint64_t n_inputs;
 
 static void start(void)
 {
@@ -41,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     if (!server) start();
     if (n_bytes < 1) return 0;
     size_t piece = data[0] ? data[0] : n_bytes;
-    int fd = http_connect(td_server_port(server));
+    int fd = http_connect_from(ADDRESSES + (uint32_t)(n_inputs++ / INPUTS_PER_ADDRESS % 256), td_server_port(server));
     for (size_t at = 1; at < n_bytes; at += piece)
         http_send(fd, (const char *)data + at, n_bytes - at < piece ? n_bytes - at : piece);
     shutdown(fd, SHUT_WR);

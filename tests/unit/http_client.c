@@ -17,11 +17,28 @@ enum { READ_MS = 10000 };
 
 int http_connect(int port)
 {
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    return http_connect_from(INADDR_LOOPBACK, port);
+}
+
+int http_connect_from(uint32_t address, int port)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1, failed = 0;
+    socklen_t n_failed = sizeof failed;
+    struct sockaddr_in from = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(address) };
     struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to) != 0) {
-        perror("connect");
+    setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on); /* connect chooses the port */
+    if (fd < 0 || bind(fd, (struct sockaddr *)&from, sizeof from) != 0 ||
+        connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
+        failed = errno;
+    if (failed == EINTR) { /* a signal came; the connection is made all the same */
+        struct pollfd p = { .fd = fd, .events = POLLOUT };
+        while (poll(&p, 1, READ_MS) < 0 && errno == EINTR)
+            ;
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &n_failed);
+    }
+    if (failed) {
+        fprintf(stderr, "connect: %s\n", strerror(failed));
         abort();
     }
     return fd;

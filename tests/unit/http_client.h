@@ -13,7 +13,10 @@ typedef struct http_reply {
     double first_s, last_s; /* from the call to the head, to the end */
 } http_reply;
 
+/* A connection to 127.0.0.1:port; from: the client's own address (host byte order). One address has about 28,000 ports,
+ * and a closed connection holds its port for a minute: who connects more often takes another address of 127/8. */
 int http_connect(int port);
+int http_connect_from(uint32_t address, int port);
 void http_send(int fd, const char *bytes, size_t n_bytes);
 void http_puts(int fd, const char *text);
 
