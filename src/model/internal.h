@@ -17,7 +17,7 @@
         if (try_status) return try_status;                                                                             \
     } while (0)
 
-enum { TD_HYPER_ROWS = 24, TD_RING_TAIL = 4 };
+enum { TD_HYPER_ROWS = 24, TD_RING_TAIL = 4, TD_GRAPH_LEVELS = 4 };
 
 /* KDA layer. Columns of a projected row: per own shard q | k | v, then f_a | g_a, then b of all own heads. */
 typedef struct td_model_kda_shard {
@@ -107,7 +107,7 @@ typedef struct td_model_scratch {
     td_act *x;          /* [rows][4][dim] the streams */
     float *post, *comb; /* [rows][4], [rows][4][4] of the pending site */
     td_act *n;          /* [rows][dim] normed input of a block */
-    float *partials;    /* [TD_SHARDS][rows][dim]; with a second rank: memory that the link sends from */
+    float *partials;    /* [TD_SHARDS][rows][dim]; on the CPU with a second rank: memory that the link sends from */
     td_act *kda_proj, *kda_f, *kda_gate, *kda_y;
     td_act *dsa_proj, *dsa_c_q, *dsa_q, *dsa_o, *index_q;
     float *index_weights;
@@ -155,6 +155,16 @@ struct td_model {
     td_model_scratch s;
     int n_logits; /* rows in s.logits */
 
+    td_graph *graphs[TD_WINDOW_MAX + 1][TD_GRAPH_LEVELS]; /* by rows and reach; NULL until recorded (graph.c) */
+    bool recording;
+
+    /* Gathers of a device (exchange.c). bell and slots are in the link's memory; NULL: loopback, or none. */
+    uint32_t *gather_state;
+    td_bell *bell;
+    float *gather_slots;      /* [TD_SHARDS][rows][dim] of a window */
+    uint32_t asked, answered; /* numbers of the last gather in the stream, and the last one answered */
+    int asked_rows;           /* of those in the stream */
+
     td_trace trace;
     float *trace_x; /* [rows][4][dim] fp32 while a trace is set */
 };
@@ -162,6 +172,11 @@ struct td_model {
 static inline const td_act *td_model_act(const td_model *m, const td_act *base, size_t i)
 {
     return td_act_at(m->dev, base, i);
+}
+
+static inline bool td_model_traced(const td_model *m)
+{
+    return m->trace.layer || m->trace.mlp_input || m->trace.experts || m->trace.pools;
 }
 
 /* memory.c: where device memory comes from. */
@@ -184,7 +199,25 @@ td_status td_model_mlp_block(td_model *m, const td_model_mlp *mlp, int n_rows);
 td_status td_model_moe_block(td_model *m, const td_model_moe *moe, int n_rows);
 float *td_model_partial(const td_model *m, int own, int n_rows); /* [n_rows][dim] of an own shard */
 
+/* exchange.c: partials of the other rank into m->s.partials. On a device the host's part follows: answer is for
+ * recordings with n_gathers of n_rows, settle for what is still to be answered; after a failure abandon lets the device
+ * run out. share_link takes what the plan says from the link. */
+td_status td_model_exchange(td_model *m, int n_rows, td_error *err);
+td_status td_model_answer(td_model *m, int n_gathers, int n_rows, td_error *err);
+td_status td_model_settle(td_model *m, td_error *err);
+void td_model_abandon(td_model *m);
+bool td_model_gathers_on_device(const td_model *m);
+size_t td_model_gather_bytes(const td_model *m);
+td_status td_model_share_link(td_model *m, td_error *err);
+void td_model_unshare_link(td_model *m);
+
+/* graph.c: windows that are replayed. */
+bool td_model_graph_serves(const td_model *m, const td_model_window *window);
+td_status td_model_graph_run(td_model *m, td_model_window *window, td_error *err);
+void td_model_graphs_destroy(td_model *m);
+
 /* trunk.c */
+td_status td_model_trunk(td_model *m, const td_model_window *window, td_error *err); /* embedding to logits */
 td_status td_model_attention(td_model *m, int layer, const td_model_window *window, td_error *err); /* and exchange */
 td_status td_model_feed_forward(td_model *m, int layer, const td_model_window *window, td_error *err);
 td_status td_model_head(td_model *m, const td_act *rows, int n_rows);

@@ -230,15 +230,24 @@ static void layout_blocks_scratch(td_builder *b, td_model *m)
     m->plan.scratch_bytes = most_account;
 }
 
-/* One rank alone: on the device. Two: where the link sends from, which on the CPU is the link's own region (model.c).
- */
+/* Two ranks on CPUs: where the link sends from, its own region (exchange.c). */
+static bool partials_in_link(const td_model *m)
+{
+    return m->options.world > 1 && !td_model_gathers_on_device(m);
+}
+
 static void layout_partials(td_builder *b, td_model *m)
 {
-    size_t n = TD_SHARDS * (size_t)m->rows_cap * (size_t)m->config.hidden;
-    if (m->options.world == 1)
-        m->s.partials = take_f32(b, n);
-    else if (td_dev_backend(m->dev) != TD_CPU)
-        m->s.partials = (float *)take_shared(b, n * sizeof(float));
+    if (!partials_in_link(m)) m->s.partials = take_f32(b, TD_SHARDS * (size_t)m->rows_cap * (size_t)m->config.hidden);
+    if (td_model_gathers_on_device(m)) m->gather_state = (uint32_t *)take_i32(b, 4);
+}
+
+static size_t link_bytes(const td_model *m)
+{
+    size_t n_bytes = TD_SHARDS * (size_t)m->rows_cap * (size_t)m->config.hidden * sizeof(float);
+    if (m->options.world == 1 || m->options.loopback) return 0;
+    if (!partials_in_link(m)) n_bytes = td_model_gather_bytes(m);
+    return (n_bytes + 4095) / 4096 * 4096;
 }
 
 static void layout_scratch(td_builder *b, td_model *m)
@@ -266,7 +275,7 @@ td_status td_model_layout(td_model *m, const td_checkpoint *ck, td_arena *mem, t
     td_builder b = {
         .dev = m->dev, .ops = m->ops, .ck = ck, .meta = &m->meta, .err = err, .mem = mem, .shared = shared
     };
-    size_t rows = (size_t)m->rows_cap, row_bytes = (size_t)m->config.hidden * sizeof(float);
+    size_t row_bytes = (size_t)m->config.hidden * sizeof(float);
     memset(&m->plan, 0, sizeof m->plan);
     m->layers =
         (td_model_layer *)td_arena_take(&m->meta, (size_t)m->n_loaded * sizeof *m->layers, _Alignof(td_model_layer));
@@ -279,8 +288,7 @@ td_status td_model_layout(td_model *m, const td_checkpoint *ck, td_arena *mem, t
     layout_scratch(&b, m);
     m->plan.total_bytes = mem->used_bytes + shared->used_bytes;
     m->plan.shared_bytes = shared->used_bytes;
-    bool in_link = m->options.world > 1 && td_dev_backend(m->dev) == TD_CPU; /* where partials live, see above */
-    m->plan.link_region_bytes = in_link ? (TD_SHARDS * rows * row_bytes + 4095) / 4096 * 4096 : 0;
+    m->plan.link_region_bytes = link_bytes(m);
     m->plan.link_gather_bytes = TD_WINDOW_MAX * row_bytes;
     return b.status;
 }

@@ -1,6 +1,7 @@
 /* A model's life, and what a slot is told from outside. The work is in trunk.c and the files of the blocks. */
 #include "model/builder.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,16 +10,15 @@ static td_status build(td_model *m, const td_checkpoint *ck, td_progress_fn *pro
 {
     td_model_plan plan;
     TD_TRY(td_model_plan_bytes(m->dev, m->ops, ck, &m->options, &plan, err));
-    if (plan.link_region_bytes) m->s.partials = (float *)td_link_buffer(m->link, plan.link_region_bytes);
-    if (plan.link_region_bytes && !m->s.partials)
-        return td_fail(err, TD_ENOMEM, "model: the link was opened with too little memory, it needs %zu bytes",
-                       plan.link_region_bytes);
+    m->plan = plan;
+    TD_TRY(td_model_share_link(m, err));
     TD_TRY(td_memory_create(m, plan.total_bytes - plan.shared_bytes, plan.shared_bytes, err));
     td_arena mem, shared;
     td_arena_init_fixed(&mem, m->memory, plan.total_bytes - plan.shared_bytes);
     td_arena_init_fixed(&shared, m->shared, plan.shared_bytes);
     TD_TRY(td_model_layout(m, ck, &mem, &shared, err));
     td_check(memcmp(&plan, &m->plan, sizeof plan) == 0);
+    if (m->gather_state) TD_TRY(td_dev_fill(m->dev, m->gather_state, 0, 4 * sizeof *m->gather_state));
     return td_model_load(m, ck, progress, user, err);
 }
 
@@ -26,7 +26,7 @@ td_status td_model_create(td_dev *dev, const td_ops *ops, td_link *link, const t
                           const td_model_options *options, td_progress_fn *progress, void *user, td_model **out,
                           td_error *err)
 {
-    if (td_link_rank(link) != options->rank || td_link_world(link) != options->world)
+    if (!options->loopback && (td_link_rank(link) != options->rank || td_link_world(link) != options->world))
         return td_fail(err, TD_EINVAL, "model: rank %d of %d, but the link is rank %d of %d", options->rank,
                        options->world, td_link_rank(link), td_link_world(link));
     TD_TRY(td_checkpoint_verify(checkpoint, err));
@@ -49,7 +49,13 @@ td_status td_model_create(td_dev *dev, const td_ops *ops, td_link *link, const t
 void td_model_destroy(td_model *m)
 {
     if (!m) return;
-    td_memory_destroy(m);
+    if (m->dev) { /* else its options were refused */
+        td_model_abandon(m);
+        (void)td_dev_sync(m->dev, NULL); /* a lost device says so to whoever uses it next */
+        td_model_graphs_destroy(m);
+        td_model_unshare_link(m);
+        td_memory_destroy(m);
+    }
     td_arena_deinit(&m->meta);
     free(m->trace_x);
     free(m);
@@ -123,10 +129,15 @@ td_status td_model_block_copy(td_model *m, int32_t from, int32_t to, int n_token
 
 /* ---- what a forward leaves ---- */
 
+/* Where the vocabulary is cut unevenly, the columns that a shard lacks are -inf. */
 const float *td_model_logits(const td_model *m, int shard)
 {
     int own = shard - m->first_own;
-    return own >= 0 && own < m->n_own ? m->s.logits[own] : NULL;
+    if (own < 0 || own >= m->n_own) return NULL;
+    size_t columns = (size_t)m->vocab_shard;
+    for (size_t r = 0; r < (size_t)m->n_logits; r++)
+        for (size_t c = (size_t)m->head[own].out; c < columns; c++) m->s.logits[own][r * columns + c] = -INFINITY;
+    return m->s.logits[own];
 }
 
 int td_model_vocab_shard(const td_model *m)

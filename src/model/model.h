@@ -31,6 +31,9 @@ typedef struct td_model_options {
     bool mtp;              /* load the MTP layer */
     int n_logits;          /* rows of one window whose logits may be wanted; 0: TD_WINDOW_MAX */
     bool check_layers;     /* debug: compare a checksum of X over the ranks after every layer */
+    bool no_graphs;        /* debug: operations one by one, no recordings */
+    bool loopback;         /* measurements: no peer; a gather takes loopback_ns and gives this rank's own part back */
+    int64_t loopback_ns;
 } td_model_options;
 
 /* Bytes by purpose. total = what create takes, to the byte: create runs the same layout. Not in it: the device's own
@@ -97,6 +100,9 @@ typedef struct td_batch {
 
 /* Runs the window. Afterwards td_model_logits() is valid until the next forward. TD_EINVAL: sizes; TD_EPEER: link. */
 td_status td_model_forward(td_model *model, const td_batch *batch, td_error *err);
+
+/* Records the windows of up to n_rows decode rows in advance, so that no request waits for it. CPU: nothing to do. */
+td_status td_model_prepare(td_model *model, int n_rows, td_error *err);
 
 /* keep[i] in 0..n_rows of segment i of the last forward; chunked segments: 0 or n_rows. Brings the KDA states up to the
  * kept rows and moves each slot on. Without a commit the next forward starts from the same committed state. */

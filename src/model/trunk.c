@@ -8,7 +8,6 @@
 
 #include "base/hash.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -31,19 +30,6 @@ td_status td_model_linear_f32(td_model *m, const td_weight *w, int n_rows, const
 float *td_model_partial(const td_model *m, int own, int n_rows)
 {
     return m->s.partials + (size_t)(m->first_own + own) * (size_t)n_rows * (size_t)m->config.hidden;
-}
-
-/* The other ranks' partials. Small windows are gathered, prompts exchanged in pieces; the limit is the one that the
- * plan tells the link. */
-static td_status exchange(td_model *m, int n_rows, td_error *err)
-{
-    if (m->options.world == 1) return TD_OK;
-    TD_TRY(td_dev_sync(m->dev, err)); /* the partials are in memory that the host sees */
-    size_t n_values = (size_t)n_rows * (size_t)m->config.hidden, n_bytes = n_values * sizeof(float);
-    if (n_bytes <= m->plan.link_gather_bytes) return td_link_gather(m->link, m->s.partials, n_bytes, err);
-    float *mine = m->s.partials + (size_t)m->options.rank * n_values;
-    float *theirs = m->s.partials + (size_t)(1 - m->options.rank) * n_values;
-    return td_link_exchange(m->link, mine, theirs, n_bytes, err);
 }
 
 static td_status block_failed(td_error *err, td_status status, int layer, const char *block)
@@ -120,7 +106,7 @@ td_status td_model_attention(td_model *m, int layer, const td_model_window *wind
     td_status status = l->is_dsa ? td_model_dsa_block(m, &l->dsa, window) : td_model_kda_block(m, &l->kda, window);
     if (status) return block_failed(err, status, layer, l->is_dsa ? "sparse attention" : "delta attention");
     if (l->is_dsa) trace_pools(m, layer, window->w.n_rows);
-    return exchange(m, window->w.n_rows, err);
+    return td_model_exchange(m, window->w.n_rows, err);
 }
 
 td_status td_model_feed_forward(td_model *m, int layer, const td_model_window *window, td_error *err)
@@ -131,7 +117,7 @@ td_status td_model_feed_forward(td_model *m, int layer, const td_model_window *w
     if (status) return block_failed(err, status, layer, l->is_moe ? "experts" : "MLP");
     trace_mlp_input(m, layer, n_rows);
     if (l->is_moe) trace_experts(m, layer, n_rows);
-    return exchange(m, n_rows, err);
+    return td_model_exchange(m, n_rows, err);
 }
 
 /* Writes the pending block's output back (unless it is the first site) and, with a site, enters it. */
@@ -182,17 +168,14 @@ static td_status embed(td_model *m, const td_window *w)
 
 /* ---- head ---- */
 
-/* Logits of n_rows normed rows. Where the vocabulary is cut unevenly, the columns that a shard lacks are -inf. */
+/* Logits of n_rows normed rows. */
 td_status td_model_head(td_model *m, const td_act *rows, int n_rows)
 {
     size_t dim = (size_t)m->config.hidden, columns = (size_t)m->vocab_shard;
-    for (int own = 0; own < m->n_own; own++) {
-        float *logits = m->s.logits[own];
-        if (n_rows) TD_TRY(td_model_linear_f32(m, &m->head[own], n_rows, rows, dim, logits, columns));
-        for (size_t r = 0; r < (size_t)n_rows; r++)
-            for (size_t c = (size_t)m->head[own].out; c < columns; c++) logits[r * columns + c] = -INFINITY;
-    }
     m->n_logits = n_rows;
+    if (!n_rows) return TD_OK;
+    for (int own = 0; own < m->n_own; own++)
+        TD_TRY(td_model_linear_f32(m, &m->head[own], n_rows, rows, dim, m->s.logits[own], columns));
     return TD_OK;
 }
 
@@ -229,18 +212,27 @@ static td_status finish(td_model *m, const td_model_window *window)
     return TD_OK;
 }
 
+td_status td_model_trunk(td_model *m, const td_model_window *window, td_error *err)
+{
+    td_status status = embed(m, &window->w);
+    if (status) return block_failed(err, status, -1, "embedding");
+    TD_TRY(run_layers(m, window, err));
+    status = finish(m, window);
+    return status ? block_failed(err, status, m->config.n_layers, "head") : TD_OK;
+}
+
 td_status td_model_forward(td_model *m, const td_batch *batch, td_error *err)
 {
     TD_TRY(td_dev_sync(m->dev, err)); /* the tables may still be read, by a replay */
     TD_TRY(td_model_window_build(m, &m->window, batch, err));
     m->have_window = false;
     m->n_logits = 0;
-    td_status status = embed(m, &m->window.w);
-    if (status) return block_failed(err, status, -1, "embedding");
-    TD_TRY(run_layers(m, &m->window, err));
-    status = finish(m, &m->window);
-    if (status) return block_failed(err, status, m->config.n_layers, "head");
-    TD_TRY(td_dev_sync(m->dev, err));
+    bool recorded = td_model_graph_serves(m, &m->window);
+    td_status status = recorded ? td_model_graph_run(m, &m->window, err) : td_model_trunk(m, &m->window, err);
+    if (!status) status = td_model_settle(m, err);
+    if (status) td_model_abandon(m);
+    if (!status) status = td_dev_sync(m->dev, err);
+    if (status) return status;
     m->have_window = true;
     m->committed = false;
     return TD_OK;

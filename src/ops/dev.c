@@ -131,6 +131,29 @@ static td_status cpu_sync(td_dev *dev, td_error *err)
     return TD_OK;
 }
 
+static td_status cpu_idle(td_dev *dev, bool *idle, td_error *err)
+{
+    (void)dev;
+    (void)err;
+    *idle = true;
+    return TD_OK;
+}
+
+static td_status cpu_host_register(td_dev *dev, void *memory, size_t n_bytes, td_error *err)
+{
+    (void)dev;
+    (void)memory;
+    (void)n_bytes;
+    (void)err;
+    return TD_OK;
+}
+
+static void cpu_host_unregister(td_dev *dev, void *memory)
+{
+    (void)dev;
+    (void)memory;
+}
+
 static td_status cpu_capture_begin(td_dev *dev)
 {
     (void)dev;
@@ -169,6 +192,9 @@ static const td_dev_calls cpu_calls = { .destroy = cpu_destroy,
                                         .copy = cpu_copy,
                                         .fill = cpu_fill,
                                         .sync = cpu_sync,
+                                        .idle = cpu_idle,
+                                        .host_register = cpu_host_register,
+                                        .host_unregister = cpu_host_unregister,
                                         .capture_begin = cpu_capture_begin,
                                         .capture_end = cpu_capture_end,
                                         .graph_launch = cpu_graph_launch,

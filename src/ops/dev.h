@@ -81,7 +81,10 @@ td_act *td_act_at(const td_dev *dev, const td_act *base, size_t i);
  *   td_dev_download    waits for everything enqueued before; dst is filled on return (TD_ECUDA when anything failed)
  *   td_dev_copy        device to device, in order
  *   td_dev_sync        waits, and reports the first failure since creation: such a device is lost
- * n_bytes of free and host_free are those of the allocation; NULL memory is allowed. */
+ *   td_dev_idle        the same without waiting: *idle says whether everything enqueued is done
+ *   td_dev_host_register   makes memory that others gave (the link's region, whole pages) host_alloc's kind; it keeps
+ * its address. unregister it before it is unmapped n_bytes of free and host_free are those of the allocation; NULL
+ * memory is allowed. */
 td_status td_dev_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err);
 void td_dev_free(td_dev *dev, void *memory, size_t n_bytes);
 td_status td_dev_host_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err);
@@ -91,6 +94,9 @@ td_status td_dev_download(td_dev *dev, void *dst, const void *src, size_t n_byte
 td_status td_dev_copy(td_dev *dev, void *dst, const void *src, size_t n_bytes);
 td_status td_dev_fill(td_dev *dev, void *dst, int byte, size_t n_bytes);
 td_status td_dev_sync(td_dev *dev, td_error *err);
+td_status td_dev_idle(td_dev *dev, bool *idle, td_error *err);
+td_status td_dev_host_register(td_dev *dev, void *memory, size_t n_bytes, td_error *err);
+void td_dev_host_unregister(td_dev *dev, void *memory);
 
 /* Graphs. Operations called between begin and end are recorded instead of run; launch runs them again with what their
  * tables hold then. What fixes a recording: row counts, n_segments, whether a segment is chunked; so record with unused

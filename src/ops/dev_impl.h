@@ -20,6 +20,9 @@ typedef struct td_dev_calls {
     td_status (*copy)(td_dev *dev, void *dst, const void *src, size_t n_bytes);
     td_status (*fill)(td_dev *dev, void *dst, int byte, size_t n_bytes);
     td_status (*sync)(td_dev *dev, td_error *err);
+    td_status (*idle)(td_dev *dev, bool *idle, td_error *err);
+    td_status (*host_register)(td_dev *dev, void *memory, size_t n_bytes, td_error *err);
+    void (*host_unregister)(td_dev *dev, void *memory);
     td_status (*capture_begin)(td_dev *dev);
     td_status (*capture_end)(td_dev *dev, td_graph **out, td_error *err);
     td_status (*graph_launch)(td_dev *dev, td_graph *graph);

@@ -48,6 +48,21 @@ td_status td_dev_sync(td_dev *dev, td_error *err)
     return dev->calls->sync(dev, err);
 }
 
+td_status td_dev_idle(td_dev *dev, bool *idle, td_error *err)
+{
+    return dev->calls->idle(dev, idle, err);
+}
+
+td_status td_dev_host_register(td_dev *dev, void *memory, size_t n_bytes, td_error *err)
+{
+    return dev->calls->host_register(dev, memory, n_bytes, err);
+}
+
+void td_dev_host_unregister(td_dev *dev, void *memory)
+{
+    if (memory) dev->calls->host_unregister(dev, memory);
+}
+
 td_status td_dev_capture_begin(td_dev *dev)
 {
     return dev->calls->capture_begin(dev);

@@ -46,6 +46,7 @@ static const td_ops cpu_ops = {
     .swiglu = td_cpu_swiglu,
     .router = td_cpu_router,
     .experts = td_cpu_experts,
+    .gather = td_cpu_gather,
 };
 
 #ifdef TD_WITH_CUDA
@@ -71,6 +72,7 @@ static const td_ops cuda_ops = {
     .swiglu = td_cuda_swiglu,
     .router = td_cuda_router,
     .experts = td_cuda_experts,
+    .gather = td_cuda_gather,
 };
 #endif
 

@@ -5,6 +5,7 @@
 #define TD_OPS_OPS_H
 
 #include "ops/dsa.h"
+#include "ops/gather.h"
 #include "ops/hyper.h"
 #include "ops/kda.h"
 #include "ops/linear.h"
@@ -36,6 +37,7 @@ typedef struct td_ops {
     td_swiglu_fn *swiglu;
     td_router_fn *router;
     td_experts_fn *experts;
+    td_gather_fn *gather;
 } td_ops;
 
 /* Fills the table for the device's backend. */

@@ -29,6 +29,7 @@ td_dsa_attend_fn td_cuda_dsa_attend;
 td_swiglu_fn td_cuda_swiglu;
 td_router_fn td_cuda_router;
 td_experts_fn td_cuda_experts;
+td_gather_fn td_cuda_gather;
 
 TD_END_C
 #endif

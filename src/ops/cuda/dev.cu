@@ -123,6 +123,34 @@ static td_status cuda_sync(td_dev *base, td_error *err)
     return dev->error == cudaSuccess ? TD_OK : report(dev, err);
 }
 
+static td_status cuda_idle(td_dev *base, bool *idle, td_error *err)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    cudaError_t error = cudaStreamQuery(dev->stream);
+    *idle = error == cudaSuccess;
+    td_cuda_done(dev, error == cudaErrorNotReady ? cudaSuccess : error, "waiting for the operations");
+    return dev->error == cudaSuccess ? TD_OK : report(dev, err);
+}
+
+static td_status cuda_host_register(td_dev *base, void *memory, size_t n_bytes, td_error *err)
+{
+    void *device = NULL;
+    cudaError_t error = cudaHostRegister(memory, n_bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (error == cudaSuccess) error = cudaHostGetDevicePointer(&device, memory, 0);
+    if (error == cudaSuccess && device == memory) return TD_OK;
+    if (error == cudaSuccess) cudaHostUnregister(memory);
+    cudaGetLastError();
+    return td_fail(err, TD_EUNSUPPORTED, "GPU %d: %zu bytes of the link's memory cannot be shared with it: %s",
+                   td_cuda(base)->index, n_bytes,
+                   error == cudaSuccess ? "it would see them at another address" : cudaGetErrorString(error));
+}
+
+static void cuda_host_unregister(td_dev *base, void *memory)
+{
+    (void)base;
+    cudaHostUnregister(memory);
+}
+
 /* ---- activations for the host ---- */
 
 static void cuda_from_f32(const td_dev *base, td_act *dst, const float *src, size_t n)
@@ -181,10 +209,12 @@ static void cuda_graph_destroy(td_dev *base, td_graph *graph)
     free(graph);
 }
 
-static const td_dev_calls cuda_calls = { cuda_destroy,       cuda_from_f32,    cuda_to_f32,       cuda_alloc,
-                                         cuda_free,          cuda_host_alloc,  cuda_host_free,    cuda_upload,
-                                         cuda_download,      cuda_copy,        cuda_fill,         cuda_sync,
-                                         cuda_capture_begin, cuda_capture_end, cuda_graph_launch, cuda_graph_destroy };
+static const td_dev_calls cuda_calls = {
+    cuda_destroy,       cuda_from_f32,    cuda_to_f32,       cuda_alloc,         cuda_free,
+    cuda_host_alloc,    cuda_host_free,   cuda_upload,       cuda_download,      cuda_copy,
+    cuda_fill,          cuda_sync,        cuda_idle,         cuda_host_register, cuda_host_unregister,
+    cuda_capture_begin, cuda_capture_end, cuda_graph_launch, cuda_graph_destroy
+};
 
 /* ---- creation ---- */
 

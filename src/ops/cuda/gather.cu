@@ -1,0 +1,111 @@
+/* The gather of two ranks inside the stream (ops/gather.h). Bytes and words that the host or its network card writes
+ * are read past every cache; what the host is told goes out behind a fence that covers the whole system. */
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/device.h"
+#include "ops/gather.h"
+
+enum { THREADS = 256, UNITS = 2 /* 16-byte pieces a thread */, BLOCKS_MAX = 64, LOOKS = 1024 };
+
+/* state: blocks that have put their part, blocks that are done, number of the last gather. */
+enum { PUT, DONE, NUMBER };
+
+TD_DEVICE uint32_t load_acquire(const uint32_t *p)
+{
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
+TD_DEVICE void store_release(uint32_t *p, uint32_t value)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+TD_DEVICE uint4 load_uncached(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+TD_DEVICE uint64_t now_ns()
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+/* Until the other part has arrived; a stop ends it at once, and so does the limit, which is there for the day on which
+ * the host thread that answers is no more. */
+TD_DEVICE void wait_for_answer(td_bell *bell, uint32_t number, int64_t limit_ns)
+{
+    uint64_t start = now_ns();
+    for (uint32_t looks = 0; (int32_t)(load_acquire(&bell->arrived) - number) < 0; looks++) {
+        if (looks % LOOKS) continue;
+        if (load_acquire(&bell->stop)) return;
+        if (now_ns() - start < (uint64_t)limit_ns) continue;
+        store_release(&bell->gave_up, number);
+        return;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS) k_gather(td_gather_args a)
+{
+    td_begin();
+    size_t n = a.n_bytes / sizeof(uint4), first = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    size_t step = (size_t)gridDim.x * THREADS;
+    const uint4 *own = (const uint4 *)a.partials + a.rank * n;
+    uint4 *send = (uint4 *)a.slots + a.rank * n;
+    for (size_t i = first; i < n; i += step) send[i] = own[i];
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        /* Changed only by the last block that leaves, which waits for this one. */
+        uint32_t number = ((volatile uint32_t *)a.state)[NUMBER] + 1;
+        if (atomicAdd(&a.state[PUT], 1) == gridDim.x - 1) {
+            a.state[PUT] = 0;
+            __threadfence_system();
+            store_release(&a.bell->rung, number);
+        }
+        wait_for_answer(a.bell, number, a.limit_ns);
+    }
+    __syncthreads();
+    const uint4 *received = (const uint4 *)a.slots + (1 - a.rank) * n;
+    uint4 *other = (uint4 *)a.partials + (1 - a.rank) * n;
+    for (size_t i = first; i < n; i += step) other[i] = load_uncached(received + i);
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(&a.state[DONE], 1) == gridDim.x - 1) {
+        a.state[DONE] = 0;
+        ((volatile uint32_t *)a.state)[NUMBER]++;
+    }
+}
+
+/* The time starts when the part is there, as the network's would. */
+static __global__ void __launch_bounds__(THREADS) k_gather_loopback(td_gather_args a)
+{
+    td_begin();
+    uint64_t start = now_ns();
+    size_t n = a.n_bytes / sizeof(uint4), first = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    size_t step = (size_t)gridDim.x * THREADS;
+    const uint4 *own = (const uint4 *)a.partials + a.rank * n;
+    uint4 *other = (uint4 *)a.partials + (1 - a.rank) * n;
+    for (size_t i = first; i < n; i += step) other[i] = own[i];
+    while (now_ns() - start < (uint64_t)a.loopback_ns) continue;
+}
+
+td_status td_cuda_gather(td_dev *base, const td_gather_args *a)
+{
+    td_cuda_dev *dev = td_cuda(base);
+    if (a->n_bytes % sizeof(uint4) || a->rank < 0 || a->rank > 1 || a->loopback_ns < 0) return TD_EINVAL;
+    if (!a->n_bytes) return TD_OK;
+    unsigned blocks = td_ceil_div(a->n_bytes / sizeof(uint4), (size_t)UNITS * THREADS);
+    blocks = blocks < BLOCKS_MAX ? blocks : (unsigned)BLOCKS_MAX; /* all of them wait at once: they must fit at once */
+    if (a->bell)
+        td_launch(dev, k_gather, blocks, THREADS, 0, *a);
+    else
+        td_launch(dev, k_gather_loopback, blocks, THREADS, 0, *a);
+    return td_cuda_launched(dev, "gather");
+}
