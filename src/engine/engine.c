@@ -222,6 +222,7 @@ td_status td_engine_create(td_model *model, td_link *link, const td_engine_optio
     engine->stats.slots = options->n_slots;
     engine->stats.pool_tokens = engine->stats.pool_free_tokens = (int64_t)options->n_blocks * TD_BLOCK;
     td_status status = take_memory(engine, err);
+    if (!status) status = td_model_prepare(model, options->n_slots, err);
     if (status) {
         free(engine->arena_memory);
         free(engine);

@@ -118,6 +118,7 @@ static td_status cuda_fill(td_dev *base, void *dst, int byte, size_t n_bytes)
 static td_status cuda_sync(td_dev *base, td_error *err)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_done(dev, cudaSetDevice(dev->index), "this thread's GPU"); /* a forward begins here, on whatever thread */
     td_cuda_done(dev, cudaStreamSynchronize(dev->stream), "waiting for the operations");
     td_cuda_done(dev, cudaGetLastError(), "an operation");
     return dev->error == cudaSuccess ? TD_OK : report(dev, err);
