@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include "base/hash.h"
+#include "checkpoint/shapes.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -41,6 +42,8 @@ struct td_checkpoint {
     const char *dir;
     td_config config;
     bool has_config;
+    td_values values; /* a checkpoint of shapes: what is taken for its data */
+    bool has_values;
     mapped_file *files;
     int n_files, files_cap;
     td_tensor *tensors;
@@ -193,7 +196,7 @@ static td_status build_table(td_checkpoint *ck, td_error *err)
         for (size_t t = 0; t < file->list.n; t++) {
             td_tensor tensor = file->list.items[t];
             tensor.file = i;
-            tensor.data = (const unsigned char *)file->base + tensor.offset;
+            if (file->base) tensor.data = (const unsigned char *)file->base + tensor.offset;
             td_status status = insert(ck, &tensor, err);
             if (status) return status;
         }
@@ -302,7 +305,8 @@ static td_status open_files(td_checkpoint *ck, td_error *err)
 /* Advice, as below: whether the system takes it changes nothing but memory. */
 static void unmap_pages(const td_checkpoint *ck)
 {
-    for (int i = 0; i < ck->n_files; i++) madvise(ck->files[i].base, ck->files[i].n_bytes, MADV_DONTNEED);
+    for (int i = 0; i < ck->n_files; i++)
+        if (ck->files[i].base) madvise(ck->files[i].base, ck->files[i].n_bytes, MADV_DONTNEED);
 }
 
 static td_status open_folder(const char *dir, bool with_config, td_checkpoint **out, td_error *err)
@@ -335,6 +339,37 @@ td_status td_checkpoint_open_tensors(const char *dir, td_checkpoint **out, td_er
     return open_folder(dir, false, out, err);
 }
 
+td_status td_checkpoint_of_list(const char *name, const td_config *config, td_arena *arena, const td_tensor_list *list,
+                                const td_values *values, td_checkpoint **out, td_error *err)
+{
+    td_checkpoint *ck = (td_checkpoint *)calloc(1, sizeof *ck);
+    if (!ck) {
+        td_arena_deinit(arena);
+        return td_fail(err, TD_ENOMEM, "%s: out of memory", name);
+    }
+    *ck = (td_checkpoint){ .arena = *arena, .dir = name, .config = *config, .has_config = true };
+    if (values) {
+        ck->values = *values;
+        ck->has_values = true;
+    }
+    td_status status = add_file(ck, "shapes", 6, err);
+    if (!status) {
+        ck->files[0].list = *list;
+        status = build_table(ck, err);
+    }
+    if (status) {
+        td_checkpoint_close(ck);
+        return status;
+    }
+    *out = ck;
+    return TD_OK;
+}
+
+const td_values *td_checkpoint_values(const td_checkpoint *ck)
+{
+    return ck->has_values ? &ck->values : NULL;
+}
+
 void td_checkpoint_close(td_checkpoint *ck)
 {
     if (!ck) return;
@@ -348,7 +383,8 @@ void td_checkpoint_release_pages(const td_checkpoint *ck)
 {
     unmap_pages(ck);
     if (ck->data_bytes <= CACHE_KEPT_BYTES) return;
-    for (int i = 0; i < ck->n_files; i++) posix_fadvise(ck->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
+    for (int i = 0; i < ck->n_files; i++)
+        if (ck->files[i].base) posix_fadvise(ck->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
 }
 
 /* --- lookups --- */

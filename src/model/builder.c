@@ -97,16 +97,29 @@ static void *staging(td_builder *b, size_t n_bytes)
     return grown;
 }
 
-static void upload(td_builder *b, void *dst, const void *src, size_t n_bytes)
+/* copy: td_dev_upload, or td_dev_copy for what is on the device already. */
+static void store(td_builder *b, td_status (*copy)(td_dev *, void *, const void *, size_t), void *dst, const void *src,
+                  size_t n_bytes)
 {
     if (!working(b)) return;
-    td_status status = td_dev_upload(b->dev, dst, src, n_bytes);
+    td_status status = copy(b->dev, dst, src, n_bytes);
     if (status) stop(b, td_fail(b->err, status, "model: weights cannot be copied to the device"));
 }
 
-/* Rows first .. first + n - 1 of a tensor as bf16: in place when it is that already, else converted into staging. */
+static void too_few_values(td_builder *b, const td_tensor *tensor)
+{
+    stop(b, td_fail(b->err, TD_EINVAL, "%s: the pool of values is too small", tensor->name));
+}
+
+/* Rows first .. first + n - 1 of a tensor as bf16: in place when it is that already, else converted into staging; of a
+ * checkpoint of shapes, on the device. */
 static const td_bf16 *rows_bf16(td_builder *b, const td_tensor *tensor, int64_t first, int64_t n, int64_t cols)
 {
+    if (b->stand_in.values) {
+        const td_bf16 *part = td_stand_in_weights(&b->stand_in, (size_t)(n * cols));
+        if (!part) too_few_values(b, tensor);
+        return part;
+    }
     if (tensor->dtype == TD_DTYPE_BF16) return (const td_bf16 *)tensor->data + first * cols;
     td_bf16 *out = (td_bf16 *)staging(b, (size_t)(n * cols) * sizeof *out);
     if (!out) return NULL;
@@ -119,12 +132,19 @@ td_part td_part_all(const char *name, int64_t rows)
     return (td_part){ name, rows, { 0, rows } };
 }
 
+/* Rows of `cols` values that are handled at once: whole stacks of them, at least one. */
+static int64_t rows_at_once(const td_builder *b, int64_t cols)
+{
+    int64_t n = b->stand_in.values ? (int64_t)td_stand_in_most(&b->stand_in) : STAGING_ELEMENTS;
+    n = n / cols / TD_STACK * TD_STACK;
+    return n < TD_STACK ? TD_STACK : n;
+}
+
 /* Packs one part of a matrix, a group of rows at a time. */
 static void fill_part(td_builder *b, const td_weight *w, int out0, int64_t in, td_range cols, const td_part *part)
 {
     const td_tensor *tensor = find(b, part->name, part->rows, in);
-    int64_t n = td_range_n(part->take), group = STAGING_ELEMENTS / in / TD_STACK * TD_STACK;
-    if (group < TD_STACK) group = TD_STACK;
+    int64_t n = td_range_n(part->take), group = rows_at_once(b, in);
     for (int64_t done = 0; done < n && working(b); done += group) {
         int64_t rows = n - done < group ? n - done : group;
         const td_bf16 *src = rows_bf16(b, tensor, part->take.begin + done, rows, in);
@@ -189,11 +209,14 @@ void td_build_mapped(td_builder *b, const float **dst, int64_t cols, const td_pa
         const td_tensor *tensor = find(b, parts[i].name, parts[i].rows, cols);
         if (!tensor) return;
         int64_t count = td_range_n(parts[i].take) * cols;
-        stop(b, td_tensor_to_f32(tensor, parts[i].take.begin * cols, count, end, b->err));
+        if (b->stand_in.values)
+            td_stand_in_floats(&b->stand_in, parts[i].name, (size_t)count, end);
+        else
+            stop(b, td_tensor_to_f32(tensor, parts[i].take.begin * cols, count, end, b->err));
         end += count;
     }
     for (size_t i = 0; map && working(b) && i < n; i++) values[i] = map(values[i]);
-    upload(b, (void *)*dst, values, n * sizeof *values);
+    store(b, td_dev_upload, (void *)*dst, values, n * sizeof *values);
     filled(b, n * sizeof(float));
 }
 
@@ -211,11 +234,12 @@ void td_build_table(td_builder *b, const td_bf16 **dst, const char *name, int64_
         return;
     }
     const td_tensor *tensor = find(b, name, rows, cols);
-    int64_t group = STAGING_ELEMENTS / cols + 1;
+    int64_t group = rows_at_once(b, cols);
     for (int64_t done = 0; done < rows && working(b); done += group) {
         int64_t n = rows - done < group ? rows - done : group;
         const td_bf16 *src = rows_bf16(b, tensor, done, n, cols);
-        upload(b, (void *)(*dst + done * cols), src, (size_t)n * row_bytes);
+        store(b, b->stand_in.values ? td_dev_copy : td_dev_upload, (void *)(*dst + done * cols), src,
+              (size_t)n * row_bytes);
     }
     filled(b, (size_t)rows * row_bytes);
 }
@@ -279,6 +303,7 @@ static void build_exl3(td_builder *b, td_exl3 *view, const td_expert_matrix *mat
     }
     td_exl3 whole = exl3_of(matrix);
     stop(b, td_expert_matrix_check_marker(matrix, b->err));
+    if (b->stand_in.values && td_stand_in_exl3(&b->stand_in, &whole)) too_few_values(b, matrix->trellis);
     if (working(b))
         stop(b, b->ops->exl3_fill(b->dev, view, &whole, (int)cut->in.begin, (int)cut->in.end, (int)cut->out.begin,
                                   (int)cut->out.end, b->err));

@@ -7,6 +7,7 @@
 #define TD_MODEL_BUILDER_H
 
 #include "model/internal.h"
+#include "model/stand_in.h"
 
 typedef struct td_builder {
     td_dev *dev;
@@ -25,7 +26,8 @@ typedef struct td_builder {
     td_progress_fn *progress; /* filling */
     void *user;
     uint64_t done_bytes, total_bytes, unreleased_bytes;
-    void *staging; /* values converted on their way to the device; heap, only while loading */
+    td_stand_in stand_in; /* filling from a checkpoint of shapes */
+    void *staging;        /* values converted on their way to the device; heap, only while loading */
     size_t staging_bytes;
 } td_builder;
 
