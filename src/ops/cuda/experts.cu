@@ -199,46 +199,109 @@ static __global__ void __launch_bounds__(THREADS) k_experts_combine(experts_args
 
 /* ---- matrices ---- */
 
-/* 4-bit mcg tiles [k / 16][n / 16][32 words] into strips (experts.h); a thread a word. */
-static __global__ void k_exl3_strips(const uint32_t *from, int k_tiles, int n_tiles, uint32_t *to)
+/* 4-bit mcg tiles [k / 16][row_tiles][32 words], n_tiles of a row, into strips (experts.h); a thread a word. */
+static __global__ void k_exl3_strips(const uint32_t *from, int k_tiles, int n_tiles, int row_tiles, uint32_t *to)
 {
     size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (size_t)k_tiles * n_tiles * 32) return;
     int word = (int)(i % 4), lane = (int)(i / 4 % 32), kt = (int)(i / 128 % k_tiles), strip = (int)(i / 128 / k_tiles);
-    to[i] = from[((size_t)kt * n_tiles + strip * 4 + word) * 32 + lane];
+    to[i] = from[((size_t)kt * row_tiles + strip * 4 + word) * 32 + lane];
+}
+
+static void make_strips(const td_cuda_dev *dev, const td_exl3 *cut, const void *from, int row_tiles, void *to)
+{
+    size_t words = td_exl3_trellis_bytes(cut->k, cut->n, cut->bits2) / 4;
+    k_exl3_strips<<<td_ceil_div(words, THREADS), THREADS, 0, dev->stream>>>((const uint32_t *)from, cut->k / 16,
+                                                                            cut->n / 16, row_tiles, (uint32_t *)to);
+}
+
+/* A view of the cut's bytes once they are at `to`: trellis, suh, svh. */
+static td_exl3 view_at(const td_exl3 *cut, const uint8_t *to)
+{
+    td_exl3 view = *cut;
+    view.trellis = (const uint16_t *)to;
+    view.suh = (const td_f16 *)(to + td_exl3_trellis_bytes(cut->k, cut->n, cut->bits2));
+    view.svh = view.suh + cut->k;
+    return view;
+}
+
+/* From host memory: cut there, brought over through staging. */
+static td_status fill_from_host(td_cuda_dev *dev, td_exl3 *w, const td_exl3 *whole, const td_exl3 *part, int k0, int n0,
+                                td_error *err)
+{
+    size_t n_bytes = td_exl3_bytes(part->k, part->n, part->bits2);
+    size_t trellis = td_exl3_trellis_bytes(part->k, part->n, part->bits2);
+    uint8_t *to = (uint8_t *)(void *)w->trellis;
+    void *host = malloc(n_bytes ? n_bytes : 1);
+    if (!host) return td_fail(err, TD_ENOMEM, "no memory to cut an expert matrix (%zu bytes)", n_bytes);
+    td_exl3 cut;
+    td_status status = td_exl3_slice(whole, k0, k0 + part->k, n0, n0 + part->n, host, &cut, err);
+    if (status == TD_OK && td_is_mcg4(&cut)) {
+        status = td_dev_upload(&dev->base, dev->staging, cut.trellis, trellis);
+        make_strips(dev, &cut, dev->staging, cut.n / 16, to);
+        if (status == TD_OK) status = td_cuda_launched(dev, "exl3_fill");
+        if (status == TD_OK)
+            status = td_dev_upload(&dev->base, to + trellis, (const uint8_t *)host + trellis, n_bytes - trellis);
+    } else if (status == TD_OK) {
+        status = td_dev_upload(&dev->base, to, host, n_bytes);
+    }
+    free(host);
+    return status;
+}
+
+/* From device memory (a checkpoint of shapes): nothing waits. */
+static td_status fill_from_device(td_cuda_dev *dev, td_exl3 *w, const td_exl3 *whole, const td_exl3 *part, int k0,
+                                  int n0)
+{
+    td_exl3 view = view_at(part, (const uint8_t *)w->trellis);
+    size_t tile = 16 * (size_t)part->bits2, row = (size_t)(whole->n / 16) * tile, width = (size_t)(part->n / 16) * tile;
+    const uint8_t *from = (const uint8_t *)whole->trellis + (size_t)(k0 / 16) * row + (size_t)(n0 / 16) * tile;
+    cudaError_t error = cudaSuccess;
+    if (td_is_mcg4(part))
+        make_strips(dev, part, from, whole->n / 16, (void *)view.trellis);
+    else
+        error = cudaMemcpy2DAsync((void *)view.trellis, width, from, row, width, (size_t)(part->k / 16),
+                                  cudaMemcpyDeviceToDevice, dev->stream);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync((void *)view.suh, whole->suh + k0, (size_t)part->k * sizeof(td_f16),
+                                cudaMemcpyDeviceToDevice, dev->stream);
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync((void *)view.svh, whole->svh + n0, (size_t)part->n * sizeof(td_f16),
+                                cudaMemcpyDeviceToDevice, dev->stream);
+    td_status status = td_cuda_done(dev, error, "exl3_fill");
+    return status == TD_OK ? td_cuda_launched(dev, "exl3_fill") : status;
+}
+
+static bool on_device(const void *memory)
+{
+    cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    return attributes.type == cudaMemoryTypeDevice;
+}
+
+static bool in_blocks(int from, int to, int most)
+{
+    return from >= 0 && from < to && to <= most && from % TD_EXL3_BLOCK == 0 && to % TD_EXL3_BLOCK == 0;
 }
 
 td_status td_cuda_exl3_fill(td_dev *base, td_exl3 *w, const td_exl3 *whole, int k0, int k1, int n0, int n1,
                             td_error *err)
 {
     td_cuda_dev *dev = td_cuda(base);
-    size_t n_bytes = td_exl3_bytes(k1 - k0, n1 - n0, whole->bits2);
+    if (!in_blocks(k0, k1, whole->k) || !in_blocks(n0, n1, whole->n))
+        return td_fail(err, TD_EINVAL, "exl3 slice: inputs %d to %d of %d, outputs %d to %d of %d", k0, k1, whole->k,
+                       n0, n1, whole->n);
+    td_exl3 part = { k1 - k0, n1 - n0, whole->bits2, whole->codebook, NULL, NULL, NULL };
+    size_t n_bytes = td_exl3_bytes(part.k, part.n, part.bits2);
     if (n_bytes > dev->staging_bytes)
-        return td_fail(err, TD_EUNSUPPORTED, "an expert matrix [%d][%d] has %zu bytes, at most %zu", k1 - k0, n1 - n0,
+        return td_fail(err, TD_EUNSUPPORTED, "an expert matrix [%d][%d] has %zu bytes, at most %zu", part.k, part.n,
                        n_bytes, dev->staging_bytes);
-    void *host = malloc(n_bytes ? n_bytes : 1);
-    if (!host) return td_fail(err, TD_ENOMEM, "no memory to cut an expert matrix (%zu bytes)", n_bytes);
-    td_exl3 cut;
-    uint8_t *to = (uint8_t *)(void *)w->trellis;
-    td_status status = td_exl3_slice(whole, k0, k1, n0, n1, host, &cut, err);
-    if (status == TD_OK && td_is_mcg4(&cut)) {
-        size_t trellis = td_exl3_trellis_bytes(cut.k, cut.n, cut.bits2);
-        status = td_dev_upload(base, dev->staging, cut.trellis, trellis);
-        k_exl3_strips<<<td_ceil_div(trellis / 4, THREADS), THREADS, 0, dev->stream>>>(
-            (const uint32_t *)dev->staging, cut.k / 16, cut.n / 16, (uint32_t *)to);
-        if (status == TD_OK) status = td_cuda_launched(dev, "exl3_fill");
-        if (status == TD_OK)
-            status = td_dev_upload(base, to + trellis, (const uint8_t *)host + trellis, n_bytes - trellis);
-    } else if (status == TD_OK) {
-        status = td_dev_upload(base, to, host, n_bytes);
-    }
-    if (status == TD_OK) {
-        *w = cut;
-        w->trellis = (const uint16_t *)to;
-        w->suh = (const td_f16 *)(to + ((const uint8_t *)cut.suh - (const uint8_t *)host));
-        w->svh = (const td_f16 *)(to + ((const uint8_t *)cut.svh - (const uint8_t *)host));
-    }
-    free(host);
+    td_status status = on_device(whole->trellis) ? fill_from_device(dev, w, whole, &part, k0, n0)
+                                                 : fill_from_host(dev, w, whole, &part, k0, n0, err);
+    if (status == TD_OK) *w = view_at(&part, (const uint8_t *)w->trellis);
     return status == TD_ECUDA ? td_fail(err, status, "an expert matrix could not be copied to the GPU") : status;
 }
 

@@ -126,7 +126,7 @@ td_status td_cuda_weight_fill(td_dev *base, const td_weight *w, int out0, int n_
                         1 };
         cudaError_t error =
             cudaMemcpy2DAsync(dev->staging, row_bytes, src + (size_t)r * src_stride + in0, src_stride * sizeof(td_bf16),
-                              row_bytes, (size_t)rows, cudaMemcpyHostToDevice, dev->stream);
+                              row_bytes, (size_t)rows, cudaMemcpyDefault, dev->stream); /* of host or device */
         fill_rows(dev, w->format, &a);
         if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream); /* src is the caller's again */
         td_status status = td_cuda_done(dev, error, "weight_fill");
@@ -155,8 +155,10 @@ td_status td_cuda_kv_b_fill(td_dev *base, const td_kv_b *w, const td_bf16 *src)
     const td_bf16 *raw = (const td_bf16 *)dev->staging;
     for (int h = 0; h < w->n_heads; h++) {
         uint8_t *data = (uint8_t *)w->data + (size_t)h * (key_bytes + value_bytes);
-        td_status status =
-            td_dev_upload(base, dev->staging, src + (size_t)h * head_values, head_values * sizeof(td_bf16));
+        cudaError_t error = cudaMemcpyAsync(dev->staging, src + (size_t)h * head_values, head_values * sizeof(td_bf16),
+                                            cudaMemcpyDefault, dev->stream); /* of host or device */
+        if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream);
+        td_status status = td_cuda_done(dev, error, "kv_b_fill");
         if (status != TD_OK) return status;
         fill_args keys = {
             data, td_gpu_panel_bytes(TD_W_BF16, w->k_dim), 0, w->kv_lora, w->k_dim, raw, 1, (size_t)w->kv_lora
