@@ -2,6 +2,7 @@
  * ids, positions) is therefore equal everywhere and never exchanged; the digest in the next message proves it. */
 #include "engine/internal.h"
 
+#include "base/clock.h"
 #include "base/hash.h"
 
 #include <string.h>
@@ -160,7 +161,9 @@ td_status td_engine_apply(td_engine *engine, const td_step *step, td_error *err)
         if ((status = admit(engine, &step->admits[i], err))) return status;
     if (step->n_rows == 0) return TD_OK;
     if ((status = build_batch(engine, step, &batch, err))) return status;
+    int64_t start = td_now_ns();
     if ((status = td_model_forward(engine->model, &batch, err))) return status;
+    engine->forward_s = (double)(td_now_ns() - start) * 1e-9;
     for (int i = 0; i < step->n_rows; i++) keep[i] = step->rows[i].n_rows;
     if ((status = td_model_commit(engine->model, keep, err))) return status;
     for (int i = 0; i < step->n_rows; i++) engine->slots[step->rows[i].slot].pos += step->rows[i].n_rows;

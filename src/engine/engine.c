@@ -131,6 +131,7 @@ static void count(td_engine *engine, const td_step *step, double seconds)
     if (step->n_rows && step->rows[0].prompt) s->prefill_s_total += seconds;
     if (step->n_rows && !step->rows[0].prompt) {
         s->decode_s_total += seconds;
+        s->decode_forward_s_total += engine->forward_s;
         s->rounds_total++;
     }
     pthread_mutex_unlock(&engine->stats_mutex);

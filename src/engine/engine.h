@@ -107,6 +107,7 @@ typedef struct td_engine_stats {
     int64_t requests_total, prompt_tokens_total, completion_tokens_total, cached_tokens_total;
     int64_t rounds_total, drafted_total, accepted_total, preemptions_total;
     double prefill_s_total, decode_s_total;
+    double decode_forward_s_total; /* the part of decode_s_total that the model takes; the rest is the engine's own */
     int64_t pool_tokens, pool_free_tokens;
     double iteration_s; /* age of the current iteration; 0 when idle */
 } td_engine_stats;

@@ -53,6 +53,7 @@ struct td_engine {
     bool fill_oldest; /* rank 0: alternates whose chunk it is, the oldest prompt's or the one's with the least left */
     uint64_t n_admitted;
     int n_new, n_delivered; /* rank 0: requests admitted for the first time, tokens delivered, by the current step */
+    double forward_s;       /* what the model took of the current step */
 
     pthread_t thread;
     bool thread_runs;

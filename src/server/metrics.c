@@ -264,6 +264,8 @@ static void write_engine(page *p, const td_engine_stats *e)
     td_buf_printf(p->out, "vllm:prefix_cache_hits_total{model_name=\"%s\"} %lld\n", p->model,
                   (long long)e->cached_tokens_total);
     value(p, "decode_rounds_total", NULL, "counter", "Rounds of decoding", (double)e->rounds_total);
+    value(p, "decode_seconds_total", NULL, "counter", "Time in rounds of decoding", e->decode_s_total);
+    value(p, "decode_forward_seconds_total", NULL, "counter", "Of it, time in the model", e->decode_forward_s_total);
     value(p, "mtp_drafted_total", "spec_decode_num_draft_tokens_total", "counter", "Drafted tokens",
           (double)e->drafted_total);
     value(p, "mtp_accepted_total", "spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were right",
