@@ -1,12 +1,10 @@
-/* See sampler.h. Shards look at columns, the merge looks at candidates; both in the one order of the rule: logit
- * descending, id ascending. A shard's list is a heap of the best n so far, the worst on top: one comparison a column.
- */
+/* See sampler.h. Shards look at columns (ops/cpu/sample.c), the merge looks at candidates; both in the one order of the
+ * rule: logit descending, id ascending. */
 #include "engine/sampler.h"
 
 #include <string.h>
 
 #include "base/hash.h"
-#include "engine/sample_math.h"
 
 enum { FIRST_N = 64, SECOND_N = 1024, THIRD_N = 16384 };
 
@@ -18,39 +16,7 @@ td_status td_sample_check(const td_sample_params *params, td_error *err)
     return TD_OK;
 }
 
-static bool before(td_candidate a, td_candidate b)
-{
-    return a.z > b.z || (a.z == b.z && a.id < b.id);
-}
-
-static bool is_allowed(const td_sample_logits *logits, int column)
-{
-    uint32_t id = (uint32_t)(logits->first_id + column);
-    return !logits->allowed || (logits->allowed[id >> 5] >> (id & 31) & 1);
-}
-
-static td_candidate at(const td_sample_logits *logits, int column)
-{
-    return (td_candidate){ .z = logits->z[column], .id = logits->first_id + column };
-}
-
 /* ---- step 1 ---- */
-
-void td_sample_shard_max(const td_sample_logits *logits, td_sample_max *out)
-{
-    *out = (td_sample_max){ .id = -1 };
-    for (int i = 0; i < logits->n; i++) {
-        if (!is_allowed(logits, i)) continue;
-        float z = logits->z[i];
-        out->n_allowed++;
-        if (isnan(z)) {
-            out->n_nan++;
-        } else if (out->id < 0 || z > out->z) { /* strictly: the lower id stays */
-            out->z = z;
-            out->id = logits->first_id + i;
-        }
-    }
-}
 
 td_status td_sample_merge_max(const td_sample_max *shards, int n_shards, td_sample_max *top)
 {
@@ -59,7 +25,7 @@ td_status td_sample_merge_max(const td_sample_max *shards, int n_shards, td_samp
         const td_candidate mine = { shards[s].z, shards[s].id }, best = { all.z, all.id };
         all.n_allowed += shards[s].n_allowed;
         all.n_nan += shards[s].n_nan;
-        if (mine.id >= 0 && (best.id < 0 || before(mine, best))) {
+        if (mine.id >= 0 && (best.id < 0 || td_sample_before(mine, best))) {
             all.z = mine.z;
             all.id = mine.id;
         }
@@ -69,31 +35,7 @@ td_status td_sample_merge_max(const td_sample_max *shards, int n_shards, td_samp
     return TD_OK;
 }
 
-/* ---- which cuts a row has ---- */
-
-typedef struct cuts {
-    bool greedy;
-    int top_k;        /* 0: off, also where it would keep everything */
-    bool by_mass;     /* top_p */
-    bool by_distance; /* min_p */
-    double least;     /* by_distance: d >= least is kept */
-} cuts;
-
-static cuts cuts_of(const td_sample_params *params, int n_allowed)
-{
-    cuts c = { .greedy = params->temperature <= 0 };
-    if (params->top_k >= 1 && params->top_k < n_allowed) c.top_k = params->top_k;
-    c.by_mass = params->top_p < 1;
-    c.by_distance = params->min_p > 0;
-    if (c.by_distance) c.least = params->min_p >= 1 ? 0.0 : td_sample_ln(params->min_p);
-    return c;
-}
-
-/* Every token can tell by itself whether it is kept: no list is needed, each shard names its best. */
-static bool is_open(const cuts *c)
-{
-    return !c->greedy && !c->top_k && !c->by_mass;
-}
+/* ---- step 2 ---- */
 
 bool td_sample_settled_by_max(const td_sample_params *params, int n_logprobs)
 {
@@ -122,95 +64,6 @@ int td_sample_next_n(int n, int n_shard)
     return least_of(next, n_shard);
 }
 
-size_t td_sample_summary_bytes(int n)
-{
-    return sizeof(td_sample_summary) + (size_t)n * sizeof(td_candidate);
-}
-
-/* ---- step 2: a shard ---- */
-
-static void sift_down(td_candidate *heap, int n, int i)
-{
-    const td_candidate moved = heap[i];
-    for (int child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && before(heap[child], heap[child + 1])) child++;
-        if (!before(moved, heap[child])) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = moved;
-}
-
-/* The best n allowed columns, best first. Returns how many there are. */
-static int select_best(const td_sample_logits *logits, int n, td_candidate *best)
-{
-    int count = 0;
-    for (int i = 0; i < logits->n && n > 0; i++) {
-        const td_candidate c = at(logits, i);
-        if (!is_allowed(logits, i)) continue;
-        if (count < n) {
-            best[count++] = c;
-            for (int k = n / 2 - 1; count == n && k >= 0; k--) sift_down(best, n, k);
-        } else if (before(c, best[0])) {
-            best[0] = c;
-            sift_down(best, n, 0);
-        }
-    }
-    for (int k = count / 2 - 1; count < n && k >= 0; k--) sift_down(best, count, k);
-    for (int end = count - 1; end > 0; end--) { /* the worst goes to the end */
-        const td_candidate worst = best[0];
-        best[0] = best[end];
-        best[end] = worst;
-        sift_down(best, end, 0);
-    }
-    return count;
-}
-
-static uint64_t shard_mass(const td_sample_logits *logits, float z_top, double temperature)
-{
-    uint64_t mass = 0;
-    for (int i = 0; i < logits->n; i++)
-        if (is_allowed(logits, i)) mass += td_sample_mass(td_sample_distance(logits->z[i], z_top, temperature));
-    return mass;
-}
-
-/* The better of two scored tokens; equal scores: the earlier in order. */
-static bool beats(double score, td_candidate token, double best_score, td_candidate best)
-{
-    return best.id < 0 || score > best_score || (score == best_score && before(token, best));
-}
-
-static void shard_draw(const td_sample_logits *logits, const td_sample_params *params, const cuts *c, uint64_t pos,
-                       float z_top, td_sample_summary *out)
-{
-    uint64_t key = td_sample_key(params->seed, pos);
-    for (int i = 0; i < logits->n; i++) {
-        if (!is_allowed(logits, i)) continue;
-        const td_candidate token = at(logits, i);
-        double d = td_sample_distance(token.z, z_top, params->temperature);
-        if (c->by_distance && d < c->least) continue;
-        double score = d + td_sample_gumbel(key, token.id);
-        if (!beats(score, token, out->score, out->best)) continue;
-        out->score = score;
-        out->best = token;
-    }
-}
-
-void td_sample_shard_summary(const td_sample_logits *logits, const td_sample_params *params, uint64_t pos,
-                             const td_sample_max *top, int n_logprobs, int n, td_sample_summary *out)
-{
-    const cuts c = cuts_of(params, top->n_allowed);
-    memset(out, 0, td_sample_summary_bytes(n));
-    out->score = -INFINITY;
-    out->best.id = -1;
-    for (int i = 0; i < logits->n; i++) out->n_allowed += is_allowed(logits, i);
-    out->n_sent = select_best(logits, n, out->candidates);
-    if (!c.greedy && !c.top_k && c.by_mass) out->mass = shard_mass(logits, top->z, params->temperature);
-    if (n_logprobs >= 0) out->mass_raw = shard_mass(logits, top->z, 1.0);
-    if (is_open(&c)) shard_draw(logits, params, &c, pos, top->z, out);
-}
-
-/* ---- step 2: all shards ---- */
-
 /* Goes through the candidates of all shards in order, as far as what was sent settles it: behind the last candidate of
  * a shard that sent only part of itself may come others of its own. */
 typedef struct walk {
@@ -236,7 +89,7 @@ static td_status walk_next(walk *w, td_candidate *next)
             continue;
         }
         const td_candidate head = shard->candidates[w->taken[s]];
-        if (from >= 0 && !before(head, *next)) continue;
+        if (from >= 0 && !td_sample_before(head, *next)) continue;
         from = s;
         *next = head;
     }
@@ -246,7 +99,7 @@ static td_status walk_next(walk *w, td_candidate *next)
 }
 
 /* Sum of the masses among which top_p chooses. */
-static td_status total_mass(const td_sample_summary *const *shards, int n_shards, const cuts *c, float z_top,
+static td_status total_mass(const td_sample_summary *const *shards, int n_shards, const td_sample_cuts *c, float z_top,
                             double temperature, uint64_t *mass)
 {
     *mass = 0;
@@ -265,7 +118,7 @@ static td_status total_mass(const td_sample_summary *const *shards, int n_shards
 
 /* Draws among the leading candidates that all cuts keep. */
 static td_status draw_listed(const td_sample_summary *const *shards, int n_shards, const td_sample_params *params,
-                             const cuts *c, uint64_t pos, float z_top, td_candidate *best)
+                             const td_sample_cuts *c, uint64_t pos, float z_top, td_candidate *best)
 {
     uint64_t mass = 0, need = 0, so_far = 0, key = td_sample_key(params->seed, pos);
     double best_score = 0;
@@ -284,7 +137,7 @@ static td_status draw_listed(const td_sample_summary *const *shards, int n_shard
         double d = td_sample_distance(token.z, z_top, params->temperature);
         if (i > 0 && c->by_distance && d < c->least) break;
         double score = d + td_sample_gumbel(key, token.id);
-        if (beats(score, token, best_score, chosen)) {
+        if (td_sample_beats(score, token, best_score, chosen)) {
             best_score = score;
             chosen = token;
         }
@@ -301,7 +154,7 @@ static void draw_open(const td_sample_summary *const *shards, int n_shards, td_c
     best->id = -1;
     for (int s = 0; s < n_shards; s++) {
         const td_sample_summary *shard = shards[s];
-        if (shard->best.id < 0 || !beats(shard->score, shard->best, score, *best)) continue;
+        if (shard->best.id < 0 || !td_sample_beats(shard->score, shard->best, score, *best)) continue;
         score = shard->score;
         *best = shard->best;
     }
@@ -329,11 +182,11 @@ static td_status add_logprobs(const td_sample_summary *const *shards, int n_shar
 td_status td_sample_merge(const td_sample_summary *const *shards, int n_shards, const td_sample_params *params,
                           uint64_t pos, const td_sample_max *top, int n_logprobs, td_sample_result *out)
 {
-    const cuts c = cuts_of(params, top->n_allowed);
+    const td_sample_cuts c = td_sample_cuts_of(params, top->n_allowed);
     td_candidate token = { .z = top->z, .id = top->id };
     td_sample_result result = { 0 };
     td_status status = TD_OK;
-    if (is_open(&c))
+    if (td_sample_is_open(&c))
         draw_open(shards, n_shards, &token);
     else if (!c.greedy)
         status = draw_listed(shards, n_shards, params, &c, pos, top->z, &token);

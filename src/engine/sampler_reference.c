@@ -2,7 +2,6 @@
  * speed. What the engine and every device do is compared with this. */
 #include <stdlib.h>
 
-#include "engine/sample_math.h"
 #include "engine/sampler.h"
 
 typedef struct token {

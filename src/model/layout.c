@@ -59,6 +59,7 @@ void td_model_dev_limits(const td_config *config, const td_model_options *option
                                .expert_width = (int)td_range_n(shard.moe),
                                .index_heads = config->index_heads,
                                .index_topk = config->index_topk,
+                               .vocab_shard = (int)td_range_n(shard.vocab),
                                .context_tokens = options->context_tokens };
 }
 

@@ -41,6 +41,7 @@ typedef struct td_dev_limits {
     int n_heads;                        /* attention heads of one shard */
     int n_experts, top_k, expert_width; /* width: of one shard */
     int index_heads, index_topk;
+    int vocab_shard;        /* columns of a shard's logits; 0: this device does not sample */
     int64_t context_tokens; /* longest sequence: bounds the pools that are scored */
 } td_dev_limits;
 

@@ -47,6 +47,8 @@ static const td_ops cpu_ops = {
     .router = td_cpu_router,
     .experts = td_cpu_experts,
     .gather = td_cpu_gather,
+    .sample_max = td_cpu_sample_max,
+    .sample_summary = td_cpu_sample_summary,
 };
 
 #ifdef TD_WITH_CUDA
@@ -73,6 +75,8 @@ static const td_ops cuda_ops = {
     .router = td_cuda_router,
     .experts = td_cuda_experts,
     .gather = td_cuda_gather,
+    .sample_max = td_cuda_sample_max,
+    .sample_summary = td_cuda_sample_summary,
 };
 #endif
 

@@ -10,6 +10,7 @@
 #include "ops/kda.h"
 #include "ops/linear.h"
 #include "ops/moe.h"
+#include "ops/sample.h"
 
 TD_BEGIN_C
 
@@ -38,6 +39,8 @@ typedef struct td_ops {
     td_router_fn *router;
     td_experts_fn *experts;
     td_gather_fn *gather;
+    td_sample_fn *sample_max;
+    td_sample_fn *sample_summary;
 } td_ops;
 
 /* Fills the table for the device's backend. */

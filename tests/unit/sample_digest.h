@@ -3,7 +3,7 @@
 #ifndef TD_TESTS_SAMPLE_DIGEST_H
 #define TD_TESTS_SAMPLE_DIGEST_H
 
-#include "engine/sample_math.h"
+#include "ops/sample_math.h"
 
 /* Of arguments 0 .. n - 1; measured on x86-64, equal on arm64. */
 #define TD_EXP_DIGEST_1E6 0x9ec9e46dac2cf79cull

@@ -1,4 +1,4 @@
-/* engine/sample_math.h: digests of many results (the bits are a promise), accuracy against libm, exact shares of
+/* ops/sample_math.h: digests of many results (the bits are a promise), accuracy against libm, exact shares of
  * masses. "sample_math_test digest" computes the digests of 1e8 arguments each instead and prints them. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "engine/sample_math.h"
+#include "ops/sample_math.h"
 #include "engine/sampler.h"
 
 enum { VOCAB = 3000, BIG = 120000, ALL = 1 << 30 };

@@ -58,6 +58,7 @@ size_t td_cuda_select_bytes(const td_dev_limits *limits);
 size_t td_cuda_attend_bytes(const td_dev_limits *limits);
 size_t td_cuda_kda_bytes(const td_dev_limits *limits);
 size_t td_cuda_experts_bytes(const td_dev_limits *limits);
+size_t td_cuda_sample_bytes(const td_dev_limits *limits);
 
 /* y[b][r][o] = sum_i w[b][o][i] x[b][r][i] for n_batch packed matrices: what linear, router, attention share
  * (linear.cu). */

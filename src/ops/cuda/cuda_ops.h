@@ -30,6 +30,8 @@ td_swiglu_fn td_cuda_swiglu;
 td_router_fn td_cuda_router;
 td_experts_fn td_cuda_experts;
 td_gather_fn td_cuda_gather;
+td_sample_fn td_cuda_sample_max;
+td_sample_fn td_cuda_sample_summary;
 
 TD_END_C
 #endif

@@ -222,7 +222,8 @@ static const td_dev_calls cuda_calls = {
 static size_t operations_bytes(const td_dev_limits *limits)
 {
     size_t needs[] = { td_cuda_hyper_bytes(limits),  td_cuda_router_bytes(limits), td_cuda_select_bytes(limits),
-                       td_cuda_attend_bytes(limits), td_cuda_kda_bytes(limits),    td_cuda_experts_bytes(limits) };
+                       td_cuda_attend_bytes(limits), td_cuda_kda_bytes(limits),    td_cuda_experts_bytes(limits),
+                       td_cuda_sample_bytes(limits) };
     size_t most = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) most = needs[i] > most ? needs[i] : most;
     return most;

@@ -6,8 +6,8 @@
  * No product here feeds an addition other than through fma(): a compiler that contracts on its own could change
  * nothing. tests/unit/sample_math_test.c holds digests of 1e8 results of each; a change here changes replies and needs
  * a new version of the rule. */
-#ifndef TD_ENGINE_SAMPLE_MATH_H
-#define TD_ENGINE_SAMPLE_MATH_H
+#ifndef TD_OPS_SAMPLE_MATH_H
+#define TD_OPS_SAMPLE_MATH_H
 
 #include <math.h>
 #include <stdint.h>
