@@ -40,7 +40,8 @@ typedef struct attend_args {
 
 typedef struct attend_block {
     uint4 latent[TOKENS][PIECES]; /* pieces of 8 values, exchanged by row: see piece_at() */
-    const uint8_t *row[TOKENS];   /* where they come from; NULL behind the end of the list */
+    int64_t row[TOKENS];          /* where they come from, in bytes; -1 behind the end of the list. No pointers: memory
+                                   * that is found through shared memory is read by the slower generic loads */
     float score[HEADS][TOKENS];
     td_bf16 high[HEADS][P_PITCH], rest[HEADS][P_PITCH];
     float max[HEADS], sum[HEADS];
@@ -91,10 +92,9 @@ static TD_DEVICE void find_rows(const attend_args &a, const tokens &u, int slot,
 {
     int t = threadIdx.x;
     if (t >= TOKENS) return;
-    s->row[t] = first + t >= u.total ? NULL
-                                     : (const uint8_t *)a.cache.latents +
-                                           td_kv_bytes(a.cache.format, a.cache.kv_lora) *
-                                               (size_t)td_latent_row(a.cache, slot, token_at(u, first + t));
+    s->row[t] = first + t >= u.total ? -1
+                                     : (int64_t)(td_kv_bytes(a.cache.format, a.cache.kv_lora) *
+                                                 (size_t)td_latent_row(a.cache, slot, token_at(u, first + t)));
 }
 
 /* Rows of find_rows() into shared memory; a thread keeps to one piece of every eighth row. */
@@ -103,14 +103,15 @@ static TD_DEVICE void load_latents(const attend_args &a, attend_block *s)
     const int STEP = THREADS / PIECES;
     int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
     bool inside = piece < a.cache.kv_lora / 8;
+    const uint8_t *latents = (const uint8_t *)a.cache.latents;
     if (a.cache.format == TD_KV_FP8) {
         uint2 codes[TOKENS / STEP]; /* all on their way before the first is needed */
         float scale[TOKENS / STEP];
 #pragma unroll
         for (int j = 0; j < TOKENS / STEP; j++) {
-            const uint8_t *row = inside ? s->row[first + j * STEP] : NULL;
-            codes[j] = row ? *(const uint2 *)(row + piece * 8) : make_uint2(0, 0);
-            scale[j] = row ? *(const float *)(row + a.cache.kv_lora) : 1.0f;
+            int64_t at = inside ? s->row[first + j * STEP] : -1;
+            codes[j] = at >= 0 ? *(const uint2 *)(latents + at + piece * 8) : make_uint2(0, 0);
+            scale[j] = at >= 0 ? *(const float *)(latents + at + a.cache.kv_lora) : 1.0f;
         }
 #pragma unroll
         for (int j = 0; j < TOKENS / STEP; j++) {
@@ -122,33 +123,39 @@ static TD_DEVICE void load_latents(const attend_args &a, attend_block *s)
 #pragma unroll
     for (int j = 0; j < TOKENS / STEP; j++) {
         int t = first + j * STEP;
-        const uint8_t *row = inside ? s->row[t] : NULL;
-        td_copy_async(&s->latent[t][piece_at(t, piece)], row ? row + piece * 16 : (const uint8_t *)a.cache.latents,
-                      row);
+        int64_t at = inside ? s->row[t] : -1;
+        td_copy_async(&s->latent[t][piece_at(t, piece)], latents + (at >= 0 ? at + piece * 16 : 0), at >= 0);
     }
     td_copy_commit();
     td_copy_wait<0>();
 }
 
-/* A warp: 16 heads x 8 tokens. */
-static TD_DEVICE void scores(const attend_args &a, int row, int head0, attend_block *s)
+/* A warp: 16 heads x 8 tokens. Queries of AHEAD steps of 32 inputs are on their way together; AHEAD > 1: kv_lora is a
+ * multiple of as many. Heads beyond the last take the last one's queries; nobody reads their results. */
+template <int AHEAD> static TD_DEVICE void scores(const attend_args &a, int row, int head0, attend_block *s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int head = warp % 2 * 16 + g, token = warp / 2 * 8;
-    const td_bf16 *q = a.q + ((size_t)row * a.n_heads + head0 + head) * a.cache.kv_lora + 8 * t;
-    bool low = head0 + head < a.n_heads, high = head0 + head + 8 < a.n_heads;
+    int head = warp % 2 * 16 + g, token = warp / 2 * 8, last = a.n_heads - 1 - head0;
+    const td_bf16 *q = a.q + ((size_t)row * a.n_heads + head0 + min(head, last)) * a.cache.kv_lora + 8 * t;
+    int second_head = (min(head + 8, last) - min(head, last)) * a.cache.kv_lora;
     float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-#pragma unroll 8
-    for (int k = 0; k < a.cache.kv_lora; k += 32) {
-        uint4 q0 = make_uint4(0, 0, 0, 0), q1 = q0;
-        if (k + 8 * t < a.cache.kv_lora) {
-            if (low) q0 = *(const uint4 *)(q + k);
-            if (high) q1 = *(const uint4 *)(q + 8 * a.cache.kv_lora + k);
+#pragma unroll 1
+    for (int k = 0; k < a.cache.kv_lora; k += 32 * AHEAD) {
+        uint4 next[AHEAD][2];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            bool valid = AHEAD > 1 || k + 8 * t < a.cache.kv_lora;
+            next[i][0] = valid ? *(const uint4 *)(q + k + 32 * i) : make_uint4(0, 0, 0, 0);
+            next[i][1] = valid ? *(const uint4 *)(q + second_head + k + 32 * i) : make_uint4(0, 0, 0, 0);
         }
-        uint32_t first[4] = { q0.x, q1.x, q0.y, q1.y }, second[4] = { q0.z, q1.z, q0.w, q1.w };
-        uint4 b = s->latent[token + g][piece_at(token + g, k / 8 + t)];
-        td_mma_bf16(c, first, b.x, b.y);
-        td_mma_bf16(c, second, b.z, b.w);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            uint4 b = s->latent[token + g][piece_at(token + g, k / 8 + 4 * i + t)];
+            uint32_t first[4] = { next[i][0].x, next[i][1].x, next[i][0].y, next[i][1].y },
+                     second[4] = { next[i][0].z, next[i][1].z, next[i][0].w, next[i][1].w };
+            td_mma_bf16(c, first, b.x, b.y);
+            td_mma_bf16(c, second, b.z, b.w);
+        }
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) s->score[head + i / 2 * 8][token + 2 * t + i % 2] = c[i] * a.scale;
@@ -183,13 +190,14 @@ static TD_DEVICE void load_p(const td_bf16 (*p)[P_PITCH], int head, int token, u
     a[3] = *(const uint32_t *)&p[head + 8][token + 8];
 }
 
-/* A warp: all 32 heads x 32 of the latent's values. v[m][nt]: heads 16 m + g (+ 8), values 8 nt + 2t (+ 1). */
-static TD_DEVICE void weigh(const attend_block *s, float v[2][NT][4])
+/* A warp: all 32 heads x 32 of the latent's values. v[m][nt]: heads 16 m + g (+ 8), values 8 nt + 2t (+ 1). UNROLL: 1
+ * keeps the window's kernel at 64 registers, two blocks a multiprocessor. */
+template <int UNROLL> static TD_DEVICE void weigh(const attend_block *s, float v[2][NT][4])
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 8 * NT; i++) v[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
-#pragma unroll
+#pragma unroll UNROLL
     for (int k = 0; k < TOKENS; k += 16) {
         uint32_t high[2][4], rest[2][4];
 #pragma unroll
@@ -213,18 +221,22 @@ static TD_DEVICE void weigh(const attend_block *s, float v[2][NT][4])
     }
 }
 
-/* The partial whose rows were found, into v and the statistics; finds the rows of the next one meanwhile. */
+/* The partial whose rows were found, into v and the statistics; NEXT: finds the rows of the next one meanwhile. */
+template <bool NEXT>
 static TD_DEVICE void run_partial(const attend_args &a, const tokens &u, int row, int head0, int first, attend_block *s,
                                   float v[2][NT][4])
 {
     load_latents(a, s);
     __syncthreads();
-    scores(a, row, head0, s);
-    if (first + TOKENS < u.total) find_rows(a, u, a.segments[a.seg[row]].slot, first + TOKENS, s);
+    if (a.cache.kv_lora % 128 == 0)
+        scores<4>(a, row, head0, s);
+    else
+        scores<1>(a, row, head0, s);
+    if (NEXT && first + TOKENS < u.total) find_rows(a, u, a.segments[a.seg[row]].slot, first + TOKENS, s);
     __syncthreads();
     softmax(min(u.total - first, (int)TOKENS), s);
     __syncthreads();
-    weigh(s, v);
+    weigh<NEXT ? TOKENS / 16 : 1>(s, v);
 }
 
 /* Head and value index of element i of v, as weigh() leaves them. */
@@ -238,7 +250,7 @@ static TD_DEVICE int value_of(int i)
     return threadIdx.x / 32 * VALUES + i / 4 % NT * 8 + threadIdx.x % 4 * 2 + i % 2;
 }
 
-static __global__ void __launch_bounds__(THREADS) k_attend_partial(attend_args a)
+static __global__ void __launch_bounds__(THREADS, 2) k_attend_partial(attend_args a)
 {
     td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
@@ -249,8 +261,7 @@ static __global__ void __launch_bounds__(THREADS) k_attend_partial(attend_args a
     float v[2][NT][4];
     find_rows(a, u, a.segments[a.seg[row]].slot, partial * TOKENS, s);
     __syncthreads();
-    u.total = min(u.total, (partial + 1) * (int)TOKENS); /* no next one */
-    run_partial(a, u, row, head0, partial * TOKENS, s, v);
+    run_partial<false>(a, u, row, head0, partial * TOKENS, s, v);
     size_t at = ((size_t)blockIdx.z * a.n_partials + partial) * a.n_heads + head0;
 #pragma unroll
     for (int i = 0; i < 8 * NT; i += 2) {
@@ -308,7 +319,7 @@ static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
     find_rows(a, u, a.segments[a.seg[row]].slot, 0, s);
     __syncthreads();
     for (int first = 0; first < u.total; first += TOKENS) {
-        run_partial(a, u, row, head0, first, s, v);
+        run_partial<true>(a, u, row, head0, first, s, v);
 #pragma unroll
         for (int h = 0; h < 4; h++) {
             float m = s->max[h * 8 + threadIdx.x % 32 / 4], z = s->sum[h * 8 + threadIdx.x % 32 / 4], old = 0.0f,
