@@ -19,9 +19,10 @@ static int vocab_shard_of(const td_config *config)
     return (config->vocab_size + TD_SHARDS - 1) / TD_SHARDS;
 }
 
-/* Everything the engine holds, from one arena: run once counting, once taking. */
-static void lay_out(td_engine *engine, int vocab_shard, td_arena *arena)
+/* Everything the engine holds, from its two arenas: run once counting, once taking. */
+static void lay_out(td_engine *engine, int vocab_shard)
 {
+    td_arena *arena = &engine->arena;
     const td_engine_options *o = &engine->options;
     engine->slots = td_arena_take(arena, (size_t)o->n_slots * sizeof *engine->slots, 64);
     td_kv_pool_init(&engine->pool, o->n_blocks, arena);
@@ -34,30 +35,45 @@ static void lay_out(td_engine *engine, int vocab_shard, td_arena *arena)
     engine->message_bytes = td_step_bytes_max((size_t)o->n_slots * (size_t)o->context_tokens);
     if (engine->message_bytes > TD_LINK_STEP_MAX) engine->message_bytes = TD_LINK_STEP_MAX;
     engine->message = td_arena_take(arena, engine->message_bytes, 64);
-    engine->sample_scratch = td_sample_scratch_take(arena, engine->link, TD_STEP_SLOTS_MAX, vocab_shard, o->n_ids);
+    engine->sample_scratch =
+        td_sample_scratch_take(arena, &engine->shared, engine->link, TD_STEP_SLOTS_MAX, vocab_shard, o->n_ids);
+}
+
+static void lay_out_counting(td_engine *engine, int vocab_shard)
+{
+    td_arena_init_fixed(&engine->arena, NULL, SIZE_MAX);
+    td_arena_init_fixed(&engine->shared, NULL, SIZE_MAX);
+    lay_out(engine, vocab_shard);
 }
 
 size_t td_engine_bytes(const td_config *config, const td_engine_options *options)
 {
     td_engine engine = { .options = *options, .blocks_cap = td_kv_pool_blocks(options->context_tokens) };
-    td_arena arena;
-    td_arena_init_fixed(&arena, NULL, SIZE_MAX);
-    lay_out(&engine, vocab_shard_of(config), &arena);
-    return arena.used_bytes;
+    lay_out_counting(&engine, vocab_shard_of(config));
+    return engine.arena.used_bytes + engine.shared.used_bytes;
 }
 
 static td_status take_memory(td_engine *engine, td_error *err)
 {
     int vocab_shard = td_model_vocab_shard(engine->model);
-    td_arena_init_fixed(&engine->arena, NULL, SIZE_MAX);
-    lay_out(engine, vocab_shard, &engine->arena);
-    size_t n_bytes = (engine->arena.used_bytes + 63) / 64 * 64;
+    lay_out_counting(engine, vocab_shard);
+    size_t n_bytes = (engine->arena.used_bytes + 63) / 64 * 64, shared_bytes = engine->shared.used_bytes;
     engine->arena_memory = aligned_alloc(64, n_bytes);
     if (!engine->arena_memory) return td_fail(err, TD_ENOMEM, "engine: %zu bytes for slots and queues", n_bytes);
+    td_status status = td_dev_host_alloc(td_model_dev(engine->model), shared_bytes, &engine->shared_memory, err);
+    if (status) return status;
     td_arena_init_fixed(&engine->arena, engine->arena_memory, n_bytes);
-    lay_out(engine, vocab_shard, &engine->arena);
+    td_arena_init_fixed(&engine->shared, engine->shared_memory, shared_bytes);
+    lay_out(engine, vocab_shard);
     if (!engine->sample_scratch) return td_fail(err, TD_ENOMEM, "engine: the link's region is too small for sampling");
     return TD_OK;
+}
+
+static void give_memory_back(td_engine *engine)
+{
+    free(engine->arena_memory);
+    if (engine->shared_memory)
+        td_dev_host_free(td_model_dev(engine->model), engine->shared_memory, engine->shared.cap_bytes);
 }
 
 static void queue_push(td_queue *queue, td_request *request)
@@ -225,7 +241,7 @@ td_status td_engine_create(td_model *model, td_link *link, const td_engine_optio
     td_status status = take_memory(engine, err);
     if (!status) status = td_model_prepare(model, options->n_slots, err);
     if (status) {
-        free(engine->arena_memory);
+        give_memory_back(engine);
         free(engine);
         return status;
     }
@@ -264,7 +280,7 @@ void td_engine_destroy(td_engine *engine)
     pthread_cond_destroy(&engine->wake);
     pthread_mutex_destroy(&engine->mutex);
     pthread_mutex_destroy(&engine->stats_mutex);
-    free(engine->arena_memory);
+    give_memory_back(engine);
     free(engine);
 }
 

@@ -23,14 +23,14 @@ typedef struct td_engine_options {
     int32_t context_tokens; /* prompt + reply of one request */
     int n_blocks;           /* of the model's KV pool, blocks of TD_BLOCK tokens */
     int chunk_rows;         /* of the model */
-    int n_ids;              /* ids the tokenizer knows; the vocabulary's padding rows beyond are never sampled */
+    int n_ids;              /* ids the tokenizer knows, at most vocab_size; padding rows beyond are never sampled */
     uint64_t seed_salt;     /* enters prompt-derived seeds */
 } td_engine_options;
 
 /* What the engine needs of td_link_options beside the model's share: region_bytes, and least gather_max_bytes. */
 void td_engine_link_bytes(const td_config *config, size_t *region_bytes, size_t *gather_bytes);
 
-/* Bytes that td_engine_create takes of ordinary memory: prompts, block tables, the step message, sampling. */
+/* Bytes that td_engine_create takes of host memory: prompts, block tables, the step message, sampling. */
 size_t td_engine_bytes(const td_config *config, const td_engine_options *options);
 
 /* model and link are borrowed until destroy. Rank 0: starts the engine thread. */

@@ -47,6 +47,8 @@ struct td_engine {
     td_sample_scratch *sample_scratch;
     td_arena arena; /* all of the above */
     void *arena_memory;
+    td_arena shared; /* what the model's device sees too */
+    void *shared_memory;
     void *message; /* step message */
     size_t message_bytes;
     bool fill_next;   /* rank 0: alternates prompt chunks and rounds while both wait */

@@ -117,7 +117,7 @@ typedef struct td_model_scratch {
     float *expert_weights;
     td_act *final;            /* [rows][dim] final-normed rows of the last forward (with the MTP layer) */
     td_act *wanted;           /* [n_logits][dim] those whose logits are wanted */
-    float *logits[TD_SHARDS]; /* [n_logits][vocab_shard] of own shards, by own index; the host reads them too */
+    float *logits[TD_SHARDS]; /* [n_logits][vocab_shard] of own shards, by own index */
 } td_model_scratch;
 
 struct td_model {
@@ -153,7 +153,8 @@ struct td_model {
     td_model_window mtp_window;
     bool have_window, committed; /* there was a forward; it was committed */
     td_model_scratch s;
-    int n_logits; /* rows in s.logits */
+    int n_logits;                  /* rows in s.logits */
+    float *host_logits[TD_SHARDS]; /* copies of s.logits for td_model_logits(), from malloc when it is first called */
 
     td_graph *graphs[TD_WINDOW_MAX + 1][TD_GRAPH_LEVELS]; /* by rows and reach; NULL until recorded (graph.c) */
     bool recording;

@@ -1,7 +1,6 @@
 /* Where the model's memory comes from: one allocation on the device, for weights, caches and activations, and one that
- * host and device both see at the same address, for what the host writes before a window (tables), reads after it
- * (logits) or sends to other ranks. On the CPU both are ordinary memory, and pages of the pool that no sequence has
- * reached cost nothing. */
+ * host and device both see at the same address, for what the host writes before a window (tables) or sends to other
+ * ranks. On the CPU both are ordinary memory, and pages of the pool that no sequence has reached cost nothing. */
 #include "model/internal.h"
 
 td_status td_memory_create(td_model *m, size_t n_bytes, size_t shared_bytes, td_error *err)

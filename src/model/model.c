@@ -57,6 +57,7 @@ void td_model_destroy(td_model *m)
         td_memory_destroy(m);
     }
     td_arena_deinit(&m->meta);
+    for (int i = 0; i < TD_SHARDS; i++) free(m->host_logits[i]);
     free(m->trace_x);
     free(m);
 }
@@ -64,6 +65,16 @@ void td_model_destroy(td_model *m)
 const td_config *td_model_config(const td_model *m)
 {
     return &m->config;
+}
+
+td_dev *td_model_dev(const td_model *m)
+{
+    return m->dev;
+}
+
+const td_ops *td_model_ops(const td_model *m)
+{
+    return m->ops;
 }
 
 /* ---- slots ---- */
@@ -129,15 +140,32 @@ td_status td_model_block_copy(td_model *m, int32_t from, int32_t to, int n_token
 
 /* ---- what a forward leaves ---- */
 
-/* Where the vocabulary is cut unevenly, the columns that a shard lacks are -inf. */
-const float *td_model_logits(const td_model *m, int shard)
+const float *td_model_logits_device(const td_model *m, int shard)
 {
     int own = shard - m->first_own;
-    if (own < 0 || own >= m->n_own) return NULL;
+    return own >= 0 && own < m->n_own ? m->s.logits[own] : NULL;
+}
+
+/* The logits of an own shard where the host can read and write them. */
+static float *on_host(td_model *m, int own)
+{
+    size_t row_bytes = (size_t)m->vocab_shard * sizeof(float);
+    if (td_dev_backend(m->dev) == TD_CPU) return m->s.logits[own];
+    if (!m->host_logits[own]) m->host_logits[own] = (float *)malloc((size_t)m->options.n_logits * row_bytes);
+    float *host = m->host_logits[own];
+    bool copied = host && !td_dev_download(m->dev, host, m->s.logits[own], (size_t)m->n_logits * row_bytes);
+    return copied ? host : NULL;
+}
+
+/* Where the vocabulary is cut unevenly, the columns that a shard lacks are -inf. */
+const float *td_model_logits(td_model *m, int shard)
+{
+    int own = shard - m->first_own;
+    float *logits = own >= 0 && own < m->n_own ? on_host(m, own) : NULL;
     size_t columns = (size_t)m->vocab_shard;
-    for (size_t r = 0; r < (size_t)m->n_logits; r++)
-        for (size_t c = (size_t)m->head[own].out; c < columns; c++) m->s.logits[own][r * columns + c] = -INFINITY;
-    return m->s.logits[own];
+    for (size_t r = 0; logits && r < (size_t)m->n_logits; r++)
+        for (size_t c = (size_t)m->head[own].out; c < columns; c++) logits[r * columns + c] = -INFINITY;
+    return logits;
 }
 
 int td_model_vocab_shard(const td_model *m)

@@ -64,6 +64,8 @@ td_status td_model_create(td_dev *dev, const td_ops *ops, td_link *link, const t
                           td_error *err);
 void td_model_destroy(td_model *model);
 const td_config *td_model_config(const td_model *model);
+td_dev *td_model_dev(const td_model *model); /* as given: what follows a forward runs there too */
+const td_ops *td_model_ops(const td_model *model);
 
 /* Clears a slot's recurrent state and forgets its block table: a new sequence starts at position 0. */
 void td_model_slot_reset(td_model *model, int slot);
@@ -98,7 +100,7 @@ typedef struct td_batch {
     td_batch_segment segments[TD_SEGMENTS_MAX];
 } td_batch;
 
-/* Runs the window. Afterwards td_model_logits() is valid until the next forward. TD_EINVAL: sizes; TD_EPEER: link. */
+/* Runs the window. Afterwards its logits are valid until the next forward. TD_EINVAL: sizes; TD_EPEER: link. */
 td_status td_model_forward(td_model *model, const td_batch *batch, td_error *err);
 
 /* Records the windows of up to n_rows decode rows in advance, so that no request waits for it. CPU: nothing to do. */
@@ -109,8 +111,12 @@ td_status td_model_prepare(td_model *model, int n_rows, td_error *err);
 td_status td_model_commit(td_model *model, const int *keep, td_error *err);
 
 /* Logits of the wanted rows in order of the window, this rank's shards: [n_wanted][td_model_vocab_shard()] fp32 for
- * shard s, token id = s * td_model_vocab_shard() + column. NULL for a shard of another rank. Host memory. */
-const float *td_model_logits(const td_model *model, int shard);
+ * shard s, token id = s * td_model_vocab_shard() + column. NULL for a shard of another rank.
+ *   logits_device  where operations read them; columns of ids from the config's vocab_size up are undefined
+ *   logits         for the host, which on a GPU means a copy each time (tests, tools); those columns are -inf. Also
+ *                  NULL when there is no memory for it or the device is lost */
+const float *td_model_logits_device(const td_model *model, int shard);
+const float *td_model_logits(td_model *model, int shard);
 int td_model_vocab_shard(const td_model *model);
 int td_model_n_logits(const td_model *model);
 
