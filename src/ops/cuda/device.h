@@ -136,6 +136,12 @@ TD_DEVICE uint4 td_load_stream(const void *p)
     return v;
 }
 
+/* Asks for the line at p, into L2; nobody waits for it. */
+TD_DEVICE void td_prefetch(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 /* 16 bytes from global to shared memory without registers; zeros when !valid (nothing is read then). */
 TD_DEVICE void td_copy_async(void *shared, const void *global, bool valid)
 {

@@ -2,7 +2,8 @@
  * streams) of many rows, so that one row is spread over the chip: it writes the new streams and each slice's share of
  * the 24 mixes and of the sum of squares; the second finishes a row: shares added in order, gates, collapse, norm. The
  * Sinkhorn iterations, a long chain of divisions that only the next site needs, run on a warp of their own meanwhile.
- */
+ * One row is all latency: weights are asked for before the wait for the kernel before, what a kernel reads first is
+ * read in one go, and the warp that adds the shares goes straight on to Sinkhorn. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
 
@@ -28,39 +29,49 @@ typedef struct hyper_args {
     float *shares; /* [n_rows][slices][SHARES] */
 } hyper_args;
 
-/* X_s = act( post_s b + (((C_0s X_0 + C_1s X_1) + C_2s X_2) + C_3s X_3) ) of one channel */
-static TD_DEVICE void leave(const hyper_args &a, size_t row, int d, float x[S])
+/* X_s = act( post_s b + (((C_0s X_0 + C_1s X_1) + C_2s X_2) + C_3s X_3) ) of one channel; gate: lanes 0..3 of the warp
+ * hold the row's post, 4..19 its C. */
+static TD_DEVICE void leave(float b, float gate, float x[S])
 {
-    size_t at = row * a.dim + d;
-    const float *post = a.post + row * S, *c = a.comb + row * S * S;
-    float b = td_round_bf16(a.partials[at] + a.partials[(size_t)a.n_rows * a.dim + at]), y[S];
+    float c[S * S], y[S];
+#pragma unroll
+    for (int i = 0; i < S * S; i++) c[i] = __shfl_sync(0xffffffffu, gate, S + i);
 #pragma unroll
     for (int k = 0; k < S; k++)
-        y[k] = td_round_bf16(post[k] * b +
+        y[k] = td_round_bf16(__shfl_sync(0xffffffffu, gate, k) * b +
                              (((c[k] * x[0] + c[S + k] * x[1]) + c[2 * S + k] * x[2]) + c[3 * S + k] * x[3]));
 #pragma unroll
-    for (int k = 0; k < S; k++) {
-        x[k] = y[k];
-        a.x[(row * S + k) * a.dim + d] = td_to_bf16(y[k]);
-    }
+    for (int k = 0; k < S; k++) x[k] = y[k];
 }
 
-/* Channel threadIdx.x % SLICE of row `row`: into xs[4][SLICE]. */
-static TD_DEVICE void stream_values(const hyper_args &a, size_t row, int d, bool valid, float *xs)
+/* Channel threadIdx.x % SLICE of row `row`: into xs[4][SLICE]. A warp has one row; `there`: it is one of the window's.
+ */
+static TD_DEVICE void stream_values(const hyper_args &a, size_t row, int d, bool there, float *xs)
 {
-    float x[S] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    if (valid) {
+    int lane = threadIdx.x % 32;
+    bool valid = there && d < a.dim;
+    float x[S] = { 0.0f, 0.0f, 0.0f, 0.0f }, part[2] = { 0.0f, 0.0f }, gate = 0.0f;
+    size_t at = row * a.dim + d;
+    td_bf16 *streams = a.x + row * S * a.dim + d;
 #pragma unroll
-        for (int s = 0; s < S; s++) x[s] = td_load_bf16(a.x + (row * S + s) * a.dim + d);
-        if (a.partials) leave(a, row, d, x);
+    for (int s = 0; s < S; s++)
+        if (valid) x[s] = td_load_bf16(streams + (size_t)s * a.dim);
+    if (a.partials) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (valid) part[i] = a.partials[(size_t)i * a.n_rows * a.dim + at];
+        if (there && lane < S + S * S) gate = lane < S ? a.post[row * S + lane] : a.comb[row * S * S + lane - S];
+        leave(td_round_bf16(part[0] + part[1]), gate, x);
+#pragma unroll
+        for (int s = 0; s < S; s++)
+            if (valid) streams[(size_t)s * a.dim] = td_to_bf16(x[s]);
     }
 #pragma unroll
-    for (int s = 0; s < S; s++) xs[s * SLICE + threadIdx.x % SLICE] = x[s];
+    for (int s = 0; s < S; s++) xs[s * SLICE + threadIdx.x % SLICE] = valid ? x[s] : 0.0f;
 }
 
 static __global__ void __launch_bounds__(THREADS) k_hyper_slices(hyper_args a)
 {
-    td_begin();
     __shared__ float xs[ROWS_AT_ONCE][S * SLICE];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = blockIdx.x, d = slice * SLICE + threadIdx.x % SLICE;
     float fn[PER_WARP][PER_LANE];
@@ -70,11 +81,12 @@ static __global__ void __launch_bounds__(THREADS) k_hyper_slices(hyper_args a)
         fn[i / PER_LANE][i % PER_LANE] =
             a.fn && channel < a.dim ? a.fn[(size_t)k * S * a.dim + (size_t)(e / SLICE) * a.dim + channel] : 0.0f;
     }
+    td_begin(); /* the weights are on their way */
     int first = blockIdx.y * ROWS_A_BLOCK, end = min(first + ROWS_A_BLOCK, a.n_rows);
     for (int r0 = first; r0 < end; r0 += ROWS_AT_ONCE) {
         int own = threadIdx.x / SLICE;
         __syncthreads();
-        stream_values(a, (size_t)(r0 + own), d, r0 + own < end && d < a.dim, xs[own]);
+        stream_values(a, (size_t)(r0 + own), d, r0 + own < end, xs[own]);
         __syncthreads();
         for (int r = 0; a.fn && r < ROWS_AT_ONCE && r0 + r < end; r++) {
             float *share = a.shares + ((size_t)(r0 + r) * gridDim.x + slice) * SHARES, v[PER_LANE];
@@ -113,9 +125,9 @@ static TD_DEVICE float row_sum(float c, int lane)
     return sum;
 }
 
-static TD_DEVICE void sinkhorn(const hyper_args &a, const float *logits, float *comb, int lane)
+static TD_DEVICE void sinkhorn(const hyper_args &a, float l, float *comb, int lane)
 {
-    float l = logits[lane % 16], max = l;
+    float max = l;
     for (int j = 0; j < S; j++) max = fmaxf(max, __shfl_sync(0xffffffffu, l, lane / 4 % 4 * 4 + j));
     float e = td_expf(l - max), c = e / row_sum(e, lane) + a.hc_eps;
     c = c / (column_sum(c, lane) + a.hc_eps);
@@ -126,17 +138,24 @@ static TD_DEVICE void sinkhorn(const hyper_args &a, const float *logits, float *
     if (lane < S * S) comb[lane] = c;
 }
 
+/* Of the worker threads: all but the first warp. */
 static TD_DEVICE void workers_wait()
 {
     asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
+/* All threads, from two places. */
+static TD_DEVICE void all_wait()
+{
+    asm volatile("bar.sync 2, 288;" ::: "memory");
+}
+
 /* Sum over the worker threads; both waits are theirs alone. */
-static TD_DEVICE float workers_sum(float x, float *scratch)
+static TD_DEVICE float workers_sum(float x, int worker, float *scratch)
 {
     x = td_warp_sum(x);
     workers_wait();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    if (worker % 32 == 0) scratch[worker / 32] = x;
     workers_wait();
     float sum = 0.0f;
     for (int w = 0; w < THREADS / 32; w++) sum += scratch[w];
@@ -150,52 +169,92 @@ static TD_DEVICE float eighth(uint4 v, int i)
     return i % 2 ? td_high_bf16(pair) : td_low_bf16(pair);
 }
 
+static TD_DEVICE void load_streams(const hyper_args &a, size_t row, int d, uint4 v[S])
+{
+#pragma unroll
+    for (int s = 0; s < S; s++) v[s] = *(const uint4 *)(a.x + (row * S + s) * a.dim + d);
+}
+
+/* Eight channels: the streams collapsed, into to[8]; their squares are added to `square`. */
+static TD_DEVICE void collapse(const float pre[S], const uint4 v[S], float *to, float *square)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float c = td_round_bf16(((pre[0] * eighth(v[0], i) + pre[1] * eighth(v[1], i)) + pre[2] * eighth(v[2], i)) +
+                                pre[3] * eighth(v[3], i));
+        to[i] = c;
+        *square = fmaf(c, c, *square);
+    }
+}
+
+/* The shares of all slices into shared memory, eight loads of a thread at a time. */
+static TD_DEVICE void load_shares(const float *shares, int n, float *to)
+{
+    enum { AT_ONCE = 8, STEP = THREADS + 32 };
+    for (int i = threadIdx.x; i < n; i += AT_ONCE * STEP) {
+        float v[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) v[j] = i + j * STEP < n ? shares[i + j * STEP] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (i + j * STEP < n) to[i + j * STEP] = v[j];
+    }
+}
+
+/* First warp: mixes and gates from the shares, lane by lane; then, with the workers at work, Sinkhorn. */
+static TD_DEVICE void mix(const hyper_args &a, size_t row, const float *shares, int slices, float base, float scale,
+                          float *m)
+{
+    int lane = threadIdx.x;
+    float sum = 0.0f;
+#pragma unroll 16
+    for (int i = 0; i < slices; i++) sum += shares[i * SHARES + (lane < SHARES ? lane : 0)];
+    float squares = __shfl_sync(0xffffffffu, sum, MIXES);
+    float rms = 1.0f / sqrtf(squares / (float)(S * a.dim) + a.rms_eps), mixed = (rms * sum) * scale + base;
+    if (lane < S) m[lane] = td_sigmoidf(mixed) + a.hc_eps;
+    all_wait();
+    if (lane >= S && lane < 2 * S) a.post[row * S + lane - S] = 2.0f * td_sigmoidf(mixed);
+    sinkhorn(a, __shfl_sync(0xffffffffu, mixed, 2 * S + lane % (S * S)), a.comb + row * S * S, lane);
+}
+
 static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args a, int slices)
 {
-    td_begin();
-    extern __shared__ float collapsed[]; /* [dim]; before: the slices' shares */
-    __shared__ float sums[SHARES], m[MIXES], scratch[THREADS / 32];
+    enum { HELD = 2 }; /* loads of streams that are on their way before the gates are known */
+    extern __shared__ __align__(16) float collapsed[]; /* [dim]; before: the slices' shares */
+    __shared__ float m[S], scratch[THREADS / 32];
     size_t row = blockIdx.x;
-    int tid = threadIdx.x;
-    const float *shares = a.shares + row * slices * SHARES;
-    for (int i = tid; i < slices * SHARES; i += THREADS + 32) collapsed[i] = shares[i];
+    int tid = threadIdx.x, worker = tid - 32;
+    float base = tid < MIXES ? a.base[tid] : 0.0f, scale = tid < MIXES ? a.scale[tid < S       ? 0
+                                                                                 : tid < 2 * S ? 1
+                                                                                               : 2]
+                                                                       : 0.0f;
+    for (int d = 8 * worker; worker >= 0 && d < a.dim; d += 8 * THREADS) td_prefetch(a.norm + d);
+    td_begin(); /* the weights are on their way */
+    uint4 v[HELD][S];
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (worker >= 0 && 8 * (worker + i * THREADS) < a.dim) load_streams(a, row, 8 * (worker + i * THREADS), v[i]);
+    load_shares(a.shares + row * slices * SHARES, slices * SHARES, collapsed);
     __syncthreads();
-    if (tid < SHARES) {
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < slices; i++) sum += collapsed[i * SHARES + tid];
-        sums[tid] = sum;
-    }
-    __syncthreads();
-    if (tid < MIXES) {
-        float rms = 1.0f / sqrtf(sums[MIXES] / (float)(S * a.dim) + a.rms_eps);
-        m[tid] = (rms * sums[tid]) * a.scale[tid < S ? 0 : tid < 2 * S ? 1 : 2] + a.base[tid];
-        if (tid >= S && tid < 2 * S) a.post[row * S + tid - S] = 2.0f * td_sigmoidf(m[tid]);
-    }
-    __syncthreads();
-    if (tid >= THREADS) {
-        sinkhorn(a, m + 2 * S, a.comb + row * S * S, tid - THREADS);
+    if (worker < 0) {
+        mix(a, row, collapsed, slices, base, scale, m);
         return;
     }
+    all_wait(); /* for the gates from mix() */
     float pre[S], square = 0.0f;
-    for (int s = 0; s < S; s++) pre[s] = td_sigmoidf(m[s]) + a.hc_eps;
-    const td_bf16 *x = a.x + row * S * a.dim;
-#pragma unroll 2
-    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) {
-        uint4 v[S];
+    for (int s = 0; s < S; s++) pre[s] = m[s];
 #pragma unroll
-        for (int s = 0; s < S; s++) v[s] = *(const uint4 *)(x + (size_t)s * a.dim + d);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float c = td_round_bf16(((pre[0] * eighth(v[0], i) + pre[1] * eighth(v[1], i)) + pre[2] * eighth(v[2], i)) +
-                                    pre[3] * eighth(v[3], i));
-            collapsed[d + i] = c;
-            square = fmaf(c, c, square);
-        }
+    for (int i = 0; i < HELD; i++) {
+        int d = 8 * (worker + i * THREADS);
+        if (d < a.dim) collapse(pre, v[i], collapsed + d, &square);
     }
-    float inverse = 1.0f / sqrtf(workers_sum(square, scratch) / (float)a.dim + a.rms_eps);
+    for (int d = 8 * (worker + HELD * THREADS); d < a.dim; d += 8 * THREADS) {
+        load_streams(a, row, d, v[0]);
+        collapse(pre, v[0], collapsed + d, &square);
+    }
+    float inverse = 1.0f / sqrtf(workers_sum(square, worker, scratch) / (float)a.dim + a.rms_eps);
 #pragma unroll 2
-    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) {
+    for (int d = 8 * worker; d < a.dim; d += 8 * THREADS) {
         float n[8];
         for (int i = 0; i < 8; i++) n[i] = td_round_bf16(collapsed[d + i] * inverse) * __ldg(a.norm + d + i);
         *(uint4 *)(a.n + row * a.dim + d) = make_uint4(td_pack_bf16(n[0], n[1]), td_pack_bf16(n[2], n[3]),
