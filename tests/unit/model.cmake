@@ -1,4 +1,4 @@
-add_library(td_test_model STATIC model_support.c tiny_checkpoint.c)
+add_library(td_test_model STATIC model_support.c stream_device.c tiny_checkpoint.c)
 target_include_directories(td_test_model PUBLIC ${CMAKE_CURRENT_LIST_DIR})
 target_link_libraries(td_test_model PUBLIC td_model)
 td_test(unit_model SOURCES model_test.c DEPS td_test_model LABELS unit arm64)

@@ -4,7 +4,9 @@
  * of all rows of one sequence in another way and compares them, bit for bit, with those of the plainest way: the prompt
  * in one window, then one row at a time. The checkpoints are small and random (tiny_checkpoint.h); selection is sparse
  * from position 35 on. */
+#include "base/clock.h"
 #include "model_support.h"
+#include "stream_device.h"
 #include "tiny_checkpoint.h"
 
 #include <setjmp.h>
@@ -23,6 +25,7 @@ typedef struct rows_state {
     td_tiny_kind kind;
     td_kv_format kv;
     td_format dense;
+    bool stream; /* the rig's device is stream_device.h's; what is expected comes from the CPU's */
     char dir[256];
     td_rig rig;
     int vocab;
@@ -43,6 +46,7 @@ static td_rig_options rig_options(const rows_state *s)
     td_rig_defaults(&o, s->dir);
     o.model.kv = s->kv;
     o.model.dense = s->dense;
+    o.stream = s->stream;
     return o;
 }
 
@@ -120,6 +124,20 @@ static int setup_exl3(void **state)
 static int setup_q4(void **state)
 {
     return setup(state, TD_TINY_EXL3, TD_KV_ACT, TD_W_Q4);
+}
+
+/* The same rows from a device with a stream: recorded windows, and between ranks exchanges that are relayed. */
+static int setup_stream(void **state)
+{
+    td_error err;
+    int failed = setup(state, TD_TINY_EXL3, TD_KV_FP8, TD_W_BF16);
+    rows_state *s = (rows_state *)*state;
+    if (failed) return failed;
+    td_rig_close(&s->rig);
+    s->stream = true;
+    td_rig_options o = rig_options(s);
+    OK(td_rig_open(&s->rig, &o, &err));
+    return 0;
 }
 
 static int teardown(void **state)
@@ -420,14 +438,15 @@ static void test_mtp_resume(void **state)
 
 /* ---- two ranks ---- */
 
-/* One rank's half of every row, compared with the same columns of the one-rank run. */
-static td_status run_rank(rows_state *s, int rank, int port, const char *transport, td_error *err)
+/* One rank's half of every row, compared with the same columns of the one-rank run. die_at: the row before which rank 1
+ * vanishes; TOTAL: it does not. */
+static td_status run_rank(rows_state *s, int rank, int port, const char *transport, int die_at, td_error *err)
 {
     td_rig rig;
     td_rig_options o = rig_options(s);
     o.model.rank = rank;
     o.model.world = 2;
-    o.model.check_layers = true;
+    o.model.check_layers = !s->stream; /* there, recordings are what is tested */
     o.transport = transport;
     o.port = port;
     td_status status = td_rig_open(&rig, &o, err);
@@ -437,6 +456,7 @@ static td_status run_rank(rows_state *s, int rank, int port, const char *transpo
         bool chunked = row < PROMPT;
         int left = (chunked ? PROMPT : TOTAL) - row, n = chunked ? 128 : 3;
         if (n > left) n = left;
+        if (rank == 1 && row >= die_at) _exit(0);
         status = td_rig_run(&rig, 0, s->ids + row, n, chunked, true, err);
         if (!status) keep_logits(&rig, row, n, s->got);
         row += n;
@@ -454,33 +474,73 @@ static td_status run_rank(rows_state *s, int rank, int port, const char *transpo
     return status;
 }
 
-static void check_two_ranks(rows_state *s, const char *transport)
+static td_status two_ranks(rows_state *s, const char *transport, int die_at, td_error *err)
 {
-    td_error err;
     int port = td_rig_free_port(), exit_status = 0;
     assert_true(port > 0);
     clear(s);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        td_status status = run_rank(s, 1, port, transport, &err);
-        if (status) fprintf(stderr, "rank 1: %s\n", err.text);
+        td_status status = run_rank(s, 1, port, transport, die_at, err);
+        if (status) fprintf(stderr, "rank 1: %s\n", err->text);
         _exit(status ? 1 : 0);
     }
-    td_status status = run_rank(s, 0, port, transport, &err);
+    td_status status = run_rank(s, 0, port, transport, die_at, err);
     assert_int_equal(waitpid(child, &exit_status, 0), child);
-    OK(status);
     assert_int_equal(exit_status, 0);
+    return status;
 }
 
 static void test_two_ranks_shm(void **state)
 {
-    check_two_ranks((rows_state *)*state, "shm");
+    td_error err;
+    OK(two_ranks((rows_state *)*state, "shm", TOTAL, &err));
 }
 
 static void test_two_ranks_tcp(void **state)
 {
-    check_two_ranks((rows_state *)*state, "tcp");
+    td_error err;
+    OK(two_ranks((rows_state *)*state, "tcp", TOTAL, &err));
+}
+
+/* Between two decode windows and between two prompt windows: what waits in the stream must end, and soon. */
+static void test_lost_rank(void **state)
+{
+    td_error err;
+    int64_t start = td_now_ns();
+    assert_int_equal(two_ranks((rows_state *)*state, "tcp", PROMPT + 4, &err), TD_EPEER);
+    assert_int_equal(two_ranks((rows_state *)*state, "shm", 1, &err), TD_EPEER);
+    assert_true(td_now_ns() - start < 20000000000ll);
+}
+
+/* ---- recordings ---- */
+
+/* Made once for each number of rows and reach, in advance where asked, and used for every window without a prompt. */
+static void test_recordings(void **state)
+{
+    td_error err;
+    rows_state *s = (rows_state *)*state;
+    td_rig rig;
+    td_rig_options o = rig_options(s);
+    int n_recorded, n_launched, before;
+    OK(td_rig_open(&rig, &o, &err));
+    OK(td_model_prepare(rig.model, 2, &err));
+    stream_dev_counts(rig.dev, &before, &n_launched);
+    assert_true(before > 2 && before % 2 == 0 && n_launched == 0);
+    td_rig_slot(&rig, 0, 0, 1, 1);
+    clear(s);
+    run_rows(&rig, 0, s->ids, 0, TOTAL, 512, 2, s->got);
+    expect_rows(s, 0, TOTAL, "windows of two rows");
+    stream_dev_counts(rig.dev, &n_recorded, &n_launched);
+    assert_int_equal(n_recorded, before);
+    assert_int_equal(n_launched, (TOTAL - PROMPT) / 2);
+    td_rig_slot(&rig, 0, 0, 1, 1);
+    run_rows(&rig, 0, s->ids, 0, TOTAL, 512, 8, s->got);
+    expect_rows(s, 0, TOTAL, "windows of eight rows");
+    stream_dev_counts(rig.dev, &n_recorded, &n_launched);
+    assert_int_equal(n_recorded, before + 1);
+    td_rig_close(&rig);
 }
 
 int main(void)
@@ -506,8 +566,18 @@ int main(void)
         cmocka_unit_test(test_partial_keep),
         cmocka_unit_test(test_threads),
     };
+    const struct CMUnitTest stream[] = {
+        cmocka_unit_test(test_two_ranks_shm), cmocka_unit_test(test_two_ranks_tcp),
+        cmocka_unit_test(test_lost_rank),     cmocka_unit_test(test_recordings),
+        cmocka_unit_test(test_chunk_sizes),   cmocka_unit_test(test_dense_limit),
+        cmocka_unit_test(test_window_widths), cmocka_unit_test(test_placement),
+        cmocka_unit_test(test_beside_others), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_partial_keep),  cmocka_unit_test(test_partial_keep_together),
+        cmocka_unit_test(test_mtp),           cmocka_unit_test(test_mtp_resume),
+    };
     int failed = cmocka_run_group_tests_name("model rows: plain experts, bf16", plain, setup_plain, teardown);
     failed += cmocka_run_group_tests_name("model rows: EXL3 experts, fp8 cache", exl3, setup_exl3, teardown);
     failed += cmocka_run_group_tests_name("model rows: EXL3 experts, 4-bit weights", q4, setup_q4, teardown);
+    failed += cmocka_run_group_tests_name("model rows: a device with a stream", stream, setup_stream, teardown);
     return failed;
 }

@@ -1,4 +1,5 @@
 #include "model_support.h"
+#include "stream_device.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -44,9 +45,10 @@ static td_status open_parts(td_rig *rig, td_error *err)
     td_status status = td_checkpoint_open(o->dir, &rig->ck, err);
     if (status) return status;
     td_model_dev_limits(td_checkpoint_config(rig->ck), &o->model, &limits);
-    status = td_dev_create_cpu(&limits, o->n_threads, o->exact_fp32, &rig->dev, err);
+    status = o->stream ? stream_dev_create(&limits, o->n_threads, &rig->dev, &rig->ops, err)
+                       : td_dev_create_cpu(&limits, o->n_threads, o->exact_fp32, &rig->dev, err);
     if (status) return status;
-    td_ops_init(&rig->ops, rig->dev);
+    if (!o->stream) td_ops_init(&rig->ops, rig->dev);
     status = td_model_plan_bytes(rig->dev, &rig->ops, rig->ck, &o->model, &rig->plan, err);
     if (!status) status = open_link(rig, err);
     if (!status)

@@ -12,6 +12,7 @@ typedef struct td_rig_options {
     const char *dir; /* checkpoint folder */
     int n_threads;   /* 0: all cores */
     bool exact_fp32;
+    bool stream;           /* on the device of stream_device.h: recordings, relayed exchanges */
     const char *transport; /* with world 2: "shm", "tcp" */
     int port;
     size_t link_extra_bytes; /* of the link's region, for what is not the model's */
