@@ -15,5 +15,6 @@ int td_cli_plan(int argc, char **argv);
 int td_cli_info(int argc, char **argv);
 int td_cli_quantize(int argc, char **argv);
 int td_cli_linktest(int argc, char **argv);
+int td_cli_opcheck(int argc, char **argv); /* tests/opcheck, or no_opcheck.c in a build without CUDA */
 
 #endif

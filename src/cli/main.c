@@ -20,6 +20,7 @@ static const struct command {
     { "bench", td_cli_bench, "measure a running server, or the block operations on this machine" },
     { "smoke", td_cli_smoke, "ask a running server one question and judge the answer" },
     { "linktest", td_cli_linktest, "measure the link between two machines or processes" },
+    { "opcheck", td_cli_opcheck, "compare every block operation on the GPU with the CPU" },
 };
 
 static int help(FILE *out)

@@ -289,19 +289,18 @@ void td_serve_set_context(td_serve_shape *shape, const td_settings *settings, in
 static td_status choose_backend(const td_settings *settings, td_serve_shape *shape, td_error *err)
 {
     const char *wanted = td_settings_text(settings, "backend");
-    size_t free_bytes, total_bytes;
     td_error why;
-    shape->gpu = (int)td_settings_int(settings, "gpu");
     if (strcmp(wanted, "cpu") == 0) return TD_OK;
-    td_status status = td_dev_cuda_memory(shape->gpu, &free_bytes, &total_bytes, &why);
+    td_status status = td_gpu_query((int)td_settings_int(settings, "gpu"), &shape->gpu, &why);
     if (status == TD_OK && shape->exact_fp32)
         return td_fail(err, TD_EINVAL, "--fp32 is a mode of the CPU: --backend cpu");
+    if (status == TD_EINVAL) return td_fail(err, status, "--gpu: %s", why.text);
     if (status == TD_OK)
         shape->backend = TD_CUDA;
     else if (strcmp(wanted, "cuda") == 0)
-        return td_fail(err, status, "--backend cuda: %s", why.text);
+        return td_fail(err, status, "--backend cuda: %s; --backend cpu does without", why.text);
     else
-        snprintf(shape->backend_note, sizeof shape->backend_note, "%.200s", why.text);
+        snprintf(shape->backend_note, sizeof shape->backend_note, "%.250s", why.text);
     return TD_OK;
 }
 
@@ -388,15 +387,14 @@ td_status td_serve_device(const td_serve_shape *shape, const td_config *config, 
 {
     td_dev_limits limits;
     td_model_dev_limits(config, &shape->model, &limits);
-    if (shape->backend == TD_CUDA) return td_dev_create_cuda(&limits, shape->gpu, out, err);
+    if (shape->backend == TD_CUDA) return td_dev_create_cuda(&limits, shape->gpu.index, out, err);
     return td_dev_create_cpu(&limits, shape->n_threads, shape->exact_fp32, out, err);
 }
 
 static size_t available_bytes(const td_serve_shape *shape, const td_settings *settings)
 {
-    size_t available = td_mem_available_bytes(), gpu_free, gpu_total;
-    if (shape->backend == TD_CUDA && td_dev_cuda_memory(shape->gpu, &gpu_free, &gpu_total, NULL) == TD_OK)
-        available = gpu_free;
+    size_t available = td_mem_available_bytes();
+    if (shape->backend == TD_CUDA) available = shape->gpu.free_bytes;
     available = available > shape->reserve_bytes ? available - shape->reserve_bytes : 0;
     bool both_here = shape->model.world > 1 && strncmp(td_settings_text(settings, "master"), "127.", 4) == 0;
     return both_here ? available / 2 : available;

@@ -5,6 +5,7 @@
 #include "base/settings.h"
 #include "checkpoint/checkpoint.h"
 #include "model/model.h"
+#include "ops/gpu.h"
 
 extern const td_setting td_serve_settings[];
 extern const int td_n_serve_settings;
@@ -17,7 +18,7 @@ typedef struct td_serve_shape {
     int n_threads;
     size_t reserve_bytes;
     td_backend backend;
-    int gpu;                /* number in the driver's list */
+    td_gpu gpu;             /* backend TD_CUDA: the one, as it was found */
     char backend_note[256]; /* why `auto` did not take a GPU; empty: it did, or was not asked */
 } td_serve_shape;
 

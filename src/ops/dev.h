@@ -52,14 +52,10 @@ typedef struct td_dev td_dev;
 td_status td_dev_create_cpu(const td_dev_limits *limits, int n_threads, bool exact_fp32, td_dev **out, td_error *err);
 
 /* NVIDIA GPU number `index` of the driver's list: one stream, on which every operation is enqueued in call order, and
- * scratch that is allocated once. TD_EUNSUPPORTED without a driver or a usable GPU, or in a build without CUDA; the
- * text says which. The operations of a CUDA device only enqueue: a failure shows at the next td_dev_sync(). */
+ * scratch that is allocated once. Fails as td_gpu_query() (ops/gpu.h), and with TD_EUNSUPPORTED in a build without CUDA.
+ * The operations of a CUDA device only enqueue: a failure shows at the next td_dev_sync(). */
 td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err);
 size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits); /* memory that create_cuda takes; 0 without CUDA */
-
-/* Free and total memory of GPU `index` (of the whole machine where both share it). TD_EUNSUPPORTED as above: the way to
- * ask whether there is a GPU to use. */
-td_status td_dev_cuda_memory(int index, size_t *free_bytes, size_t *total_bytes, td_error *err);
 
 /* A device that only answers sizes (td_act_bytes, td_dev_backend, what the op table's *_bytes functions ask): plans are
  * made with it, without touching a GPU. NULL: out of memory. */

@@ -1,5 +1,6 @@
 /* A device's memory and graphs: every call goes to the backend's table (ops/dev_impl.h). */
 #include "ops/dev_impl.h"
+#include "ops/gpu.h"
 
 #include <stdlib.h>
 
@@ -97,11 +98,10 @@ td_dev *td_dev_create_sizes(td_backend backend, bool exact_fp32)
 }
 
 #ifndef TD_WITH_CUDA
-td_status td_dev_cuda_memory(int index, size_t *free_bytes, size_t *total_bytes, td_error *err)
+td_status td_gpu_query(int index, td_gpu *out, td_error *err)
 {
     (void)index;
-    (void)free_bytes;
-    (void)total_bytes;
+    (void)out;
     return td_fail(err, TD_EUNSUPPORTED, "this build has no CUDA operations (-DTD_CUDA=ON makes one that has)");
 }
 

@@ -32,8 +32,8 @@ static void must(bench *b, td_status status, const char *what)
 {
     td_error err = { 0 };
     if (status == TD_OK && td_dev_sync(b->dev, &err) == TD_OK) return;
-    printf("bench: %s: %s %s\n", what, td_status_text(status), err.text);
-    exit(2);
+    if (!err.text[0]) td_fail(&err, status, "%s", td_status_text(status));
+    oc_give_up(b->oc, what, &err);
 }
 
 static void *take(bench *b, size_t n_bytes)
@@ -41,10 +41,7 @@ static void *take(bench *b, size_t n_bytes)
     td_error err = { 0 };
     void *memory = NULL;
     td_check(b->n_memory < 64);
-    if (td_dev_alloc(b->dev, n_bytes, &memory, &err) != TD_OK) {
-        printf("bench: %s\n", err.text);
-        exit(2);
-    }
+    if (td_dev_alloc(b->dev, n_bytes, &memory, &err) != TD_OK) oc_give_up(b->oc, "memory", &err);
     b->memory[b->n_memory++] = memory;
     return memory;
 }
@@ -110,10 +107,7 @@ static double measure(bench *b, call_fn *call, void *job, int calls)
     if (b->oc->once) return 1.0;
     td_status status = td_dev_capture_begin(b->dev);
     for (int i = 0; i < calls && status == TD_OK; i++) status = call(b, job, i);
-    if (td_dev_capture_end(b->dev, &graph, &err) != TD_OK || status != TD_OK) {
-        printf("bench: recording: %s %s\n", td_status_text(status), err.text);
-        exit(2);
-    }
+    if (td_dev_capture_end(b->dev, &graph, &err) != TD_OK || status != TD_OK) oc_give_up(b->oc, "recording", &err);
     td_dev_graph_launch(b->dev, graph);
     must(b, TD_OK, "replay");
     for (int i = 0; i < 5; i++) {
@@ -136,8 +130,7 @@ static void report(bench *b, const char *name, int rows, double us, double bytes
 {
     double gb_s = bytes / us * 1e-3;
     if (b->oc->json)
-        printf("{\"bench\":\"%s\",\"rows\":%d,\"us\":%.2f,\"gb_s\":%.1f,\"of_copy\":%.3f,\"tflops\":%.2f}\n", name,
-               rows, us, gb_s, gb_s / b->copy_gb_s, flops / us * 1e-6);
+        oc_report_time(b->oc, name, rows, us, gb_s, gb_s / b->copy_gb_s, flops / us * 1e-6);
     else
         printf("%-34s %5d rows %10.2f us %8.0f GB/s %6.1f %% of copy %8.1f TFLOP/s\n", name, rows, us, gb_s,
                100.0 * gb_s / b->copy_gb_s, flops / us * 1e-6);

@@ -41,8 +41,8 @@ static void add_exl3(oc_ctx *oc, layer *l, int matrix, int i, int bits2, td_exl3
         td_error err;
         td_exl3 *view = &l->views[side][matrix][i];
         view->trellis = (const uint16_t *)oc_at(b[side], side);
-        if (oc->ops[side].exl3_fill(oc->dev[side], view, &whole, 128, 128 + k, 0, n, &err) != TD_OK)
-            oc_fail(oc, "exl3_fill: %s", err.text);
+        td_status status = oc->ops[side].exl3_fill(oc->dev[side], view, &whole, 128, 128 + k, 0, n, &err);
+        oc_expect(oc, status == TD_OK, "exl3_fill");
     }
     free(trellis);
     free(suh);
@@ -103,7 +103,7 @@ static void finish_layer(oc_ctx *oc, layer *l, bool exl3)
             l->e[side].gate = l->plain[side][0], l->e[side].up = l->plain[side][1], l->e[side].down = l->plain[side][2];
         size_t n = oc->ops[side].experts_table_bytes(&l->e[side]);
         if (n) l->e[side].table = oc_at(oc_new(oc, "table", n), side);
-        if (oc->ops[side].experts_table_fill(oc->dev[side], &l->e[side]) != TD_OK) oc_fail(oc, "experts_table_fill");
+        oc_expect(oc, oc->ops[side].experts_table_fill(oc->dev[side], &l->e[side]) == TD_OK, "experts_table_fill");
     }
 }
 
@@ -153,7 +153,7 @@ static void check(oc_ctx *oc, int n_experts, int dim, int width, int top_k, int 
     free(l);
 }
 
-void oc_experts(oc_ctx *oc)
+static void check_demo(oc_ctx *oc)
 {
     static const int widths[] = { 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16 };
     check(oc, 8, 256, 128, 2, 8, TD_EXL3_MCG, true);
@@ -164,6 +164,11 @@ void oc_experts(oc_ctx *oc)
     for (int i = 0; i < 11; i++)
         for (int c = TD_EXL3_3INST; c <= TD_EXL3_MUL1; c++)
             check(oc, 3, 128, 256, 2, widths[i], (td_exl3_codebook)c, false);
+}
+
+void oc_experts(oc_ctx *oc)
+{
+    if (oc->demo) check_demo(oc);
     if (!oc->real) return;
     check(oc, 12, 4096, 1024, 8, 8, TD_EXL3_MCG, true);
     check(oc, 6, 2048, 512, 4, 6, TD_EXL3_MUL1, true);

@@ -2,40 +2,10 @@
 #include "opcheck.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { GUARD = 256, GUARD_BYTE = 0xb7, POISON = 0xff };
-
-void oc_case(oc_ctx *oc, const char *fmt, ...)
-{
-    va_list list;
-    va_start(list, fmt);
-    vsnprintf(oc->what, sizeof oc->what, fmt, list);
-    va_end(list);
-    if (oc->verbose) fprintf(stderr, "%s: %s\n", oc->op, oc->what);
-}
-
-void oc_fail(oc_ctx *oc, const char *fmt, ...)
-{
-    char text[256];
-    va_list list;
-    va_start(list, fmt);
-    vsnprintf(text, sizeof text, fmt, list);
-    va_end(list);
-    oc->n_failed++;
-    if (oc->n_failed <= 200)
-        printf("FAILED %s [%s]: %s   (--op %s --seed %llu)\n", oc->op, oc->what, text, oc->op,
-               (unsigned long long)oc->first_seed);
-    fflush(stdout);
-}
-
-void oc_expect(oc_ctx *oc, bool ok, const char *what)
-{
-    oc->n_checks++;
-    if (!ok) oc_fail(oc, "%s", what);
-}
 
 uint64_t oc_rand(oc_ctx *oc)
 {
@@ -66,8 +36,7 @@ static void gpu_ok(oc_ctx *oc, td_status status, const char *what)
     td_error err = { 0 };
     if (status == TD_OK) return;
     td_dev_sync(oc->dev[OC_GPU], &err);
-    printf("FATAL %s [%s]: %s: %s\n", oc->op, oc->what, what, err.text);
-    exit(2);
+    oc_give_up(oc, what, &err);
 }
 
 oc_buf *oc_new(oc_ctx *oc, const char *name, size_t n_bytes)
@@ -79,10 +48,7 @@ oc_buf *oc_new(oc_ctx *oc, const char *name, size_t n_bytes)
     b->cpu = (unsigned char *)need(aligned_alloc(256, all)) + GUARD;
     void *gpu = NULL;
     td_status status = td_dev_alloc(oc->dev[OC_GPU], all, &gpu, &err);
-    if (status != TD_OK) {
-        printf("FATAL %s [%s]: %s\n", oc->op, oc->what, err.text);
-        exit(2);
-    }
+    if (status != TD_OK) oc_give_up(oc, name, &err);
     b->gpu = (unsigned char *)gpu + GUARD;
     b->n_bytes = n_bytes;
     b->name = name;
@@ -132,10 +98,8 @@ static void check_guards(oc_ctx *oc, const oc_buf *b)
 void oc_done(oc_ctx *oc)
 {
     td_error err = { 0 };
-    if (td_dev_sync(oc->dev[OC_GPU], &err) != TD_OK) {
-        printf("FATAL %s [%s]: %s\n", oc->op, oc->what, err.text);
-        exit(2);
-    }
+    if (td_dev_sync(oc->dev[OC_GPU], &err) != TD_OK) oc_give_up(oc, "waiting", &err);
+    if (oc->n_bufs) oc_begin(oc, "guard bytes");
     for (int i = 0; i < oc->n_bufs; i++) {
         oc_buf *b = oc->bufs[i];
         check_guards(oc, b);
@@ -143,6 +107,7 @@ void oc_done(oc_ctx *oc)
         free(b->cpu - GUARD);
         free(b);
     }
+    oc_end(oc);
     oc->n_bufs = 0;
 }
 
@@ -196,7 +161,7 @@ oc_weight oc_pack(oc_ctx *oc, td_format format, int out, int in, const td_bf16 *
         else
             gpu_ok(oc, td_dev_fill(oc->dev[OC_GPU], b->gpu, 0, n_bytes), "weight");
         td_status status = oc->ops[side].weight_fill(oc->dev[side], &w.w[side], 0, out, rows, (size_t)in, 0);
-        if (status != TD_OK) oc_fail(oc, "weight_fill: %s", td_status_text(status));
+        oc_expect(oc, status == TD_OK, "weight_fill");
     }
     return w;
 }
@@ -212,23 +177,22 @@ oc_weight oc_random_weight(oc_ctx *oc, td_format format, int out, int in)
 void oc_ran(oc_ctx *oc, td_status cpu, td_status gpu)
 {
     td_error err = { 0 };
-    oc->n_checks++;
+    oc_begin(oc, "runs");
     if (cpu != TD_OK) oc_fail(oc, "the CPU answers %s", td_status_text(cpu));
     if (gpu != TD_OK) oc_fail(oc, "the GPU answers %s", td_status_text(gpu));
-    if (td_dev_sync(oc->dev[OC_GPU], &err) != TD_OK) {
-        printf("FATAL %s [%s]: %s\n", oc->op, oc->what, err.text);
-        exit(2);
-    }
+    if (td_dev_sync(oc->dev[OC_GPU], &err) != TD_OK) oc_give_up(oc, "running", &err);
+    oc_end(oc);
 }
 
 void oc_near_values(oc_ctx *oc, const char *name, const float *got, const float *want, size_t n, double bound)
 {
     double error = 0.0, size = 0.0;
     size_t worst = 0;
-    oc->n_checks++;
+    oc_begin(oc, name);
     for (size_t i = 0; i < n; i++) {
         if (isnan(got[i]) != isnan(want[i])) {
-            oc_fail(oc, "%s: value %zu of %zu is %g, expected %g", name, i, n, (double)got[i], (double)want[i]);
+            oc_fail(oc, "value %zu of %zu is %g, expected %g", i, n, (double)got[i], (double)want[i]);
+            oc_end(oc);
             return;
         }
         if (isnan(want[i]) || got[i] == want[i]) { /* equal infinities too */
@@ -241,10 +205,11 @@ void oc_near_values(oc_ctx *oc, const char *name, const float *got, const float 
         size += (double)want[i] * want[i];
     }
     double relative = error > 0.0 ? sqrt(error / size) : 0.0;
-    if (relative / bound > oc->worst) oc->worst = relative / bound;
+    oc_measured(oc, relative, bound);
     if (!(relative <= bound))
-        oc_fail(oc, "%s: relative error %.3g, allowed %.3g; value %zu of %zu is %g, expected %g", name, relative, bound,
-                worst, n, (double)got[worst], (double)want[worst]);
+        oc_fail(oc, "relative error %.3g, allowed %.3g; value %zu of %zu is %g, expected %g", relative, bound, worst, n,
+                (double)got[worst], (double)want[worst]);
+    oc_end(oc);
 }
 
 void oc_near_f32(oc_ctx *oc, const oc_buf *b, size_t n, double bound)
@@ -271,11 +236,12 @@ void oc_near_act(oc_ctx *oc, const oc_buf *b, size_t n, double bound)
 void oc_bits(oc_ctx *oc, const char *what, const void *got, const void *want, size_t n_bytes)
 {
     const unsigned char *g = (const unsigned char *)got, *w = (const unsigned char *)want;
-    oc->n_checks++;
+    oc_begin(oc, what);
     size_t n = 0, first = 0;
     for (size_t i = 0; i < n_bytes; i++)
         if (g[i] != w[i] && !n++) first = i;
-    if (n) oc_fail(oc, "%s: %zu of %zu bytes differ, the first at %zu", what, n, n_bytes, first);
+    if (n) oc_fail(oc, "%zu of %zu bytes differ, the first at %zu", n, n_bytes, first);
+    oc_end(oc);
 }
 
 void oc_same(oc_ctx *oc, const oc_buf *b)

@@ -1,43 +1,65 @@
-/* opcheck: the list of operations and the options. */
+/* `tandem opcheck`: the list of operations, the settings. */
+#include "base/settings.h"
+#include "cli/cli.h"
 #include "opcheck.h"
+#include "ops/gpu.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const struct op {
     const char *name;
     void (*run)(oc_ctx *oc);
-    bool bench;
+    bool asked; /* runs only when it is named */
 } ops[] = {
-    { "linear", oc_linear, false },   { "weights", oc_weights, false }, { "rows", oc_rows, false },
-    { "hyper", oc_hyper, false },     { "router", oc_router, false },   { "kda", oc_kda, false },
-    { "store", oc_store, false },     { "select", oc_select, false },   { "attend", oc_attend, false },
-    { "experts", oc_experts, false }, { "graphs", oc_graphs, false },   { "bench", oc_bench, true },
+    { "linear", oc_linear, false },   { "weights", oc_weights, false },         { "rows", oc_rows, false },
+    { "hyper", oc_hyper, false },     { "router", oc_router, false },           { "kda", oc_kda, false },
+    { "store", oc_store, false },     { "select", oc_select, false },           { "attend", oc_attend, false },
+    { "experts", oc_experts, false }, { "graphs", oc_graphs, false },           { "gather", oc_gather, false },
+    { "model", oc_model, false },     { "sample_math", oc_sample_math, false }, { "bench", oc_bench, true },
 };
 enum { N_OPS = sizeof ops / sizeof *ops };
 
-static int usage(const char *bad)
-{
-    if (bad) fprintf(stderr, "td_opcheck: what is '%s'?\n", bad);
-    printf(
-        "usage: td_opcheck [--op NAME]... [--shapes demo|real|all] [--seed N] [--json] [--verbose] [--once] [--list]\n"
-        "Every block operation on the GPU against the CPU. Exit 0: all equal; 1: some differ; 2: no GPU, or it "
-        "failed.\n");
-    return bad ? 2 : 0;
-}
+static const td_setting table[] = {
+    { .name = "op",
+      .kind = TD_SETTING_LIST,
+      .min = 1,
+      .value = "NAME",
+      .help = "only this operation; may be given several times; 'bench' runs only when it is named" },
+    { .name = "shapes",
+      .kind = TD_SETTING_CHOICE,
+      .fallback = "all",
+      .choices = "demo|real|all",
+      .value = "NAME",
+      .help = "the demo's sizes, the real model's, or both" },
+    { .name = "seed",
+      .kind = TD_SETTING_INT,
+      .fallback = "1",
+      .min = 0,
+      .max = 9007199254740992.0,
+      .value = "N",
+      .help = "of the random inputs" },
+    { .name = "gpu",
+      .kind = TD_SETTING_INT,
+      .fallback = "0",
+      .min = 0,
+      .max = 63,
+      .value = "N",
+      .help = "which GPU, by the driver's numbering" },
+    { .name = "model",
+      .kind = TD_SETTING_TEXT,
+      .fallback = "models/demo",
+      .value = "DIR",
+      .help = "the checkpoint of the check 'model'" },
+    { .name = "json", .kind = TD_SETTING_FLAG, .help = "one JSON object with every check" },
+    { .name = "verbose", .kind = TD_SETTING_FLAG, .help = "name each case on stderr before it runs" },
+    { .name = "once", .kind = TD_SETTING_FLAG, .help = "benchmarks run their operation once: for a profiler" },
+    { .name = "list", .kind = TD_SETTING_FLAG, .help = "print the operations' names" },
+};
+enum { N_SETTINGS = sizeof table / sizeof *table };
 
-static double seconds(void)
+static td_status make_devices(oc_ctx *oc, int gpu, td_error *err)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static bool make_devices(oc_ctx *oc)
-{
-    td_error err;
     td_dev_limits limits = { .rows = 2112,
                              .dim = oc->real ? 4096 : 512,
                              .n_heads = 32,
@@ -47,75 +69,88 @@ static bool make_devices(oc_ctx *oc)
                              .index_heads = 32,
                              .index_topk = 2048,
                              .context_tokens = 1 << 20 };
-    if (td_dev_create_cpu(&limits, 0, false, &oc->dev[OC_CPU], &err) != TD_OK ||
-        td_dev_create_cuda(&limits, 0, &oc->dev[OC_GPU], &err) != TD_OK) {
-        printf("td_opcheck: %s\n", err.text);
-        return false;
-    }
-    for (int side = 0; side < OC_SIDES; side++) td_ops_init(&oc->ops[side], oc->dev[side]);
-    return true;
+    td_status status = td_dev_create_cpu(&limits, 0, false, &oc->dev[OC_CPU], err);
+    if (status == TD_OK) status = td_dev_create_cuda(&limits, gpu, &oc->dev[OC_GPU], err);
+    for (int side = 0; status == TD_OK && side < OC_SIDES; side++) td_ops_init(&oc->ops[side], oc->dev[side]);
+    return status;
 }
 
-static int run_op(oc_ctx *oc, const struct op *op)
+static td_status choose(const td_settings *settings, bool chosen[N_OPS], td_error *err)
 {
-    double start = seconds();
-    int failed = oc->n_failed, checks = oc->n_checks;
-    oc->op = op->name;
-    oc->worst = 0.0;
-    oc->seed = oc->first_seed * 0x9e3779b97f4a7c15u | 1u;
-    op->run(oc);
-    failed = oc->n_failed - failed;
-    checks = oc->n_checks - checks;
-    if (oc->json)
-        printf("{\"op\":\"%s\",\"checks\":%d,\"failed\":%d,\"worst_of_bound\":%.4f,\"seconds\":%.2f}\n", op->name,
-               checks, failed, oc->worst, seconds() - start);
-    else
-        printf("%-8s %-7s %5d checks, %d failed; largest error %.3f of its bound; %.1f s\n", failed ? "FAILED" : "ok",
-               op->name, checks, failed, oc->worst, seconds() - start);
-    fflush(stdout);
-    return failed;
+    const char *names[N_OPS + 1];
+    int n = td_settings_list(settings, "op", names, N_OPS + 1);
+    for (int j = 0; j < N_OPS; j++) chosen[j] = n == 0 && !ops[j].asked;
+    for (int i = 0; i < n; i++) {
+        int j = 0;
+        while (j < N_OPS && strcmp(ops[j].name, names[i]) != 0) j++;
+        if (j == N_OPS) return td_fail(err, TD_EINVAL, "--op: there is no operation '%s'; --list has them", names[i]);
+        chosen[j] = true;
+    }
+    return TD_OK;
 }
 
-int main(int argc, char **argv)
+static int run(oc_ctx *oc, const bool chosen[N_OPS])
 {
-    oc_ctx oc = { .first_seed = 1 };
-    bool chosen[N_OPS] = { false }, some = false, demo = true;
-    oc.real = true;
-    for (int i = 1; i < argc; i++) {
-        const char *arg = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
-        if (strcmp(arg, "--help") == 0) return usage(NULL);
-        if (strcmp(arg, "--json") == 0) {
-            oc.json = true;
-        } else if (strcmp(arg, "--verbose") == 0) {
-            oc.verbose = true;
-        } else if (strcmp(arg, "--once") == 0) {
-            oc.once = true;
-        } else if (strcmp(arg, "--list") == 0) {
-            for (int j = 0; j < N_OPS; j++) printf("%s\n", ops[j].name);
-            return 0;
-        } else if (strcmp(arg, "--seed") == 0) {
-            oc.first_seed = strtoull(value, NULL, 10);
-            i++;
-        } else if (strcmp(arg, "--shapes") == 0) {
-            oc.real = strcmp(value, "demo") != 0;
-            demo = strcmp(value, "real") != 0;
-            i++;
-        } else if (strcmp(arg, "--op") == 0) {
-            bool found = false;
-            for (int j = 0; j < N_OPS; j++)
-                if (strcmp(ops[j].name, value) == 0) chosen[j] = some = found = true;
-            if (!found) return usage(value);
-            i++;
-        } else {
-            return usage(arg);
-        }
+    oc_report_begin(oc);
+    for (int i = 0; i < N_OPS; i++) {
+        if (!chosen[i]) continue;
+        oc->seed = oc->first_seed * 0x9e3779b97f4a7c15u | 1u;
+        oc_op_begin(oc, ops[i].name);
+        ops[i].run(oc);
+        oc_op_end(oc);
     }
-    (void)demo; /* the demo's shapes are cheap: they always run */
-    if (!make_devices(&oc)) return 2;
-    for (int i = 0; i < N_OPS; i++)
-        if (some ? chosen[i] : !ops[i].bench) run_op(&oc, &ops[i]);
-    if (!oc.json) printf("%d checks, %d failed\n", oc.n_checks, oc.n_failed);
+    oc_report_end(oc, NULL);
+    return oc->n_failed ? TD_EXIT_FAILED : TD_EXIT_OK;
+}
+
+static int fail(td_status status, const td_error *err)
+{
+    fprintf(stderr, "tandem opcheck: %s\n", err->text);
+    return status == TD_EINVAL ? TD_EXIT_ARGUMENTS : TD_EXIT_FAILED;
+}
+
+static int print_help(void)
+{
+    printf(
+        "usage: tandem opcheck [settings]\n\n"
+        "Every block operation on the GPU against the CPU: errors and their bounds, and bits where the rules promise\n"
+        "them. A line an operation; failures say where, and how to repeat them.\n");
+    td_settings_help(table, N_SETTINGS);
+    printf("\nexit codes: 0 all hold, 1 some do not, or there is no GPU to use, 2 bad settings\n"
+           "example     tandem opcheck --op kda --seed 7\n");
+    return TD_EXIT_OK;
+}
+
+int td_cli_opcheck(int argc, char **argv)
+{
+    td_settings settings;
+    td_error err;
+    bool chosen[N_OPS];
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return print_help();
+    td_status status = td_settings_parse(table, N_SETTINGS, argc, argv, &settings, &err);
+    if (!status) status = choose(&settings, chosen, &err);
+    if (status) return fail(status, &err);
+    if (td_settings_flag(&settings, "list")) {
+        for (int i = 0; i < N_OPS; i++) printf("%s\n", ops[i].name);
+        return TD_EXIT_OK;
+    }
+    static oc_ctx oc; /* too large for the stack; one a process */
+    const char *shapes = td_settings_text(&settings, "shapes");
+    oc.first_seed = (uint64_t)td_settings_int(&settings, "seed");
+    oc.demo = strcmp(shapes, "real") != 0;
+    oc.real = strcmp(shapes, "demo") != 0;
+    oc.json = td_settings_flag(&settings, "json");
+    oc.verbose = td_settings_flag(&settings, "verbose");
+    oc.once = td_settings_flag(&settings, "once");
+    oc.gpu_index = (int)td_settings_int(&settings, "gpu");
+    oc.model_dir = td_settings_text(&settings, "model");
+    td_gpu gpu;
+    status = td_gpu_query(oc.gpu_index, &gpu, &err);
+    oc.gpu = gpu.name;
+    if (status == TD_OK) status = make_devices(&oc, oc.gpu_index, &err);
+    int code = status == TD_OK ? run(&oc, chosen) : fail(status, &err);
     td_dev_destroy(oc.dev[OC_GPU]);
     td_dev_destroy(oc.dev[OC_CPU]);
-    return oc.n_failed ? 1 : 0;
+    return code;
 }

@@ -1,14 +1,16 @@
-/* opcheck: every block operation on the GPU against the CPU, which is the reference.
+/* opcheck: every block operation on the GPU against the CPU, which is the reference. `tandem opcheck` in builds with
+ * CUDA, and the small program td_opcheck for tools that want one.
  *
  * A check makes twin buffers (one for each device, the same random content), runs the operation on both and compares.
  * Outputs are poisoned before, every buffer has guard bytes on both sides that are looked at after. Then the rules of
  * docs/arithmetic.md: a row alone has the bits that it has in a window, and so on, GPU against GPU. A failure prints
  * the case, the seed, and goes on; the program ends with 1.
  *
- * A new check: a function in a file of this folder, an entry in main.c. */
+ * A new operation: a function in a file of this folder, an entry in main.c. */
 #ifndef TD_TESTS_OPCHECK_H
 #define TD_TESTS_OPCHECK_H
 
+#include "base/json_write.h"
 #include "ops/ops.h"
 
 #include <stdarg.h>
@@ -24,18 +26,44 @@ typedef struct oc_buf {
     const char *name;
 } oc_buf;
 
+/* One comparison. error and bound are 0 where bits or states are compared. */
+typedef struct oc_result {
+    char name[96];
+    double error, bound;
+    bool ok;
+    char detail[256]; /* of the first failure */
+} oc_result;
+
+/* A JSON array that grows. */
+typedef struct oc_list {
+    td_buf text;
+    td_json_writer writer;
+} oc_list;
+
 typedef struct oc_ctx {
     td_dev *dev[OC_SIDES];
     td_ops ops[OC_SIDES];
     uint64_t seed, first_seed;
-    bool real, json, verbose;
+    bool demo, real; /* which shapes */
+    bool json, verbose;
     bool once; /* benchmarks run their operation once: for a profiler */
     const char *op;
     char what[160]; /* the case */
     oc_buf *bufs[OC_BUFFERS_MAX];
     int n_bufs;
-    int n_checks, n_failed;
-    double worst; /* largest error over its bound, of the operation */
+
+    /* report.c */
+    bool open;     /* `now` is a check that has begun */
+    oc_result now; /* ended by the next one */
+    int n_checks, n_failed, op_checks, op_failed;
+    double worst; /* largest error over its bound, of the operation, and where */
+    oc_result worst_result;
+    char worst_case[160];
+    double op_start_s, start_s;
+    oc_list checks, times, summaries; /* JSON: what the report is put together from */
+    const char *gpu;                  /* its name */
+    int gpu_index;
+    const char *model_dir; /* of a small checkpoint */
 } oc_ctx;
 
 /* ---- main.c: operations ---- */
@@ -50,14 +78,33 @@ void oc_select(oc_ctx *oc);
 void oc_attend(oc_ctx *oc);
 void oc_experts(oc_ctx *oc);
 void oc_graphs(oc_ctx *oc);
+void oc_gather(oc_ctx *oc);
+void oc_model(oc_ctx *oc);
+void oc_sample_math(oc_ctx *oc);
 void oc_bench(oc_ctx *oc);
 
-/* ---- harness.c ---- */
+/* ---- report.c ---- */
+
+void oc_report_begin(oc_ctx *oc);
+void oc_report_end(oc_ctx *oc, const char *fatal); /* fatal: why it ends early; NULL: it does not */
+void oc_op_begin(oc_ctx *oc, const char *op);
+void oc_op_end(oc_ctx *oc);
+void oc_report_time(oc_ctx *oc, const char *name, int rows, double us, double gb_s, double of_copy, double tflops);
 
 /* Names the case that follows; printf. */
 void oc_case(oc_ctx *oc, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Begins a check, which passes unless oc_fail() follows before the next one. oc_expect: begin and end in one. */
+void oc_begin(oc_ctx *oc, const char *name);
+void oc_measured(oc_ctx *oc, double error, double bound);
+void oc_end(oc_ctx *oc);
 void oc_fail(oc_ctx *oc, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void oc_expect(oc_ctx *oc, bool ok, const char *what);
+void oc_expect(oc_ctx *oc, bool ok, const char *name);
+
+/* The GPU is lost or full: nothing that follows could mean anything. Reports and ends the process with 1. */
+_Noreturn void oc_give_up(oc_ctx *oc, const char *what, const td_error *err);
+
+/* ---- harness.c ---- */
 
 uint64_t oc_rand(oc_ctx *oc);
 float oc_uniform(oc_ctx *oc); /* (-1, 1) */

@@ -41,7 +41,7 @@ static void compare(oc_ctx *oc, const call *c, const td_bf16 *matrix, int rows, 
     const int32_t *want = (const int32_t *)(const void *)c->ids->cpu;
     float *want_weights = (float *)(void *)c->weights->cpu;
     int swapped = 0;
-    oc->n_checks++;
+    oc_begin(oc, "ids");
     for (size_t i = 0; i < n; i++) {
         if (ids[i] == want[i]) continue;
         int r = (int)(i / (size_t)c->top_k);
@@ -101,8 +101,8 @@ static void check(oc_ctx *oc, int n_experts, int dim, int top_k, bool ties)
 void oc_router(oc_ctx *oc)
 {
     for (int ties = 0; ties < 2; ties++) {
-        check(oc, 8, 256, 2, ties);
-        check(oc, 33, 128, 8, ties);
+        if (oc->demo) check(oc, 8, 256, 2, ties);
+        if (oc->demo) check(oc, 33, 128, 8, ties);
         if (oc->real) check(oc, 288, 4096, 8, ties);
     }
 }

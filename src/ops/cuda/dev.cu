@@ -1,6 +1,7 @@
 /* The CUDA device: stream, scratch, memory, graphs, and the first failure. Every allocation is a plain cudaMalloc or
  * mapped pinned memory, made before the first window; operations never allocate. */
 #include "ops/cuda/cuda.h"
+#include "ops/gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +31,7 @@ td_status td_cuda_launched(td_cuda_dev *dev, const char *op)
 
 static td_status report(const td_cuda_dev *dev, td_error *err)
 {
-    return td_fail(err, TD_ECUDA, "GPU %d: %s: %s", dev->index, dev->error_op, cudaGetErrorString(dev->error));
+    return td_gpu_failed(dev->index, dev->error_op, dev->error, cudaGetErrorString(dev->error), err);
 }
 
 static void cuda_destroy(td_dev *base)
@@ -54,9 +55,14 @@ static td_status cuda_alloc(td_dev *base, size_t n_bytes, void **out, td_error *
         return TD_OK;
     }
     cudaGetLastError(); /* an allocation that fails leaves the device usable */
+    if (error != cudaErrorMemoryAllocation) {
+        td_cuda_done(td_cuda(base), error, "allocating");
+        return report(td_cuda(base), err);
+    }
     cudaMemGetInfo(&free_bytes, &total_bytes);
-    return td_fail(err, TD_ENOMEM, "GPU %d: %zu bytes are not to be had, %zu of %zu are free", td_cuda(base)->index,
-                   n_bytes, free_bytes, total_bytes);
+    return td_fail(err, TD_ENOMEM, "GPU %d: %.1f MiB are not to be had in one piece, %.1f of %.1f MiB are free",
+                   td_cuda(base)->index, (double)n_bytes * 0x1p-20, (double)free_bytes * 0x1p-20,
+                   (double)total_bytes * 0x1p-20);
 }
 
 static void cuda_free(td_dev *base, void *memory, size_t n_bytes)
@@ -231,26 +237,76 @@ static size_t operations_bytes(const td_dev_limits *limits)
 
 size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits)
 {
-    return td_cuda_product_bytes(limits) + operations_bytes(limits) + STAGING_BYTES;
+    return td_gpu_granules(td_cuda_product_bytes(limits) + operations_bytes(limits)) + td_gpu_granules(STAGING_BYTES);
 }
 
-static td_status usable(int index, cudaDeviceProp *prop, td_error *err)
+/* Loads the kernels, sets what needs setting. */
+static td_status load_kernels(td_cuda_dev *dev)
+{
+    td_status status = td_cuda_done(dev, td_cuda_linear_init(), "linear");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_experts_init(), "experts");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_attend_init(), "dsa_attend");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_select_init(), "dsa_select");
+    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_kda_init(), "kda");
+    return status;
+}
+
+static td_status count_gpus(td_gpu *gpu, td_error *err)
 {
     int n = 0;
     cudaError_t error = cudaGetDeviceCount(&n);
+    static_assert(TD_GPU_NO_MEMORY == (int)cudaErrorMemoryAllocation &&
+                      TD_GPU_OLD_DRIVER == (int)cudaErrorInsufficientDriver &&
+                      TD_GPU_UNAVAILABLE == (int)cudaErrorDevicesUnavailable &&
+                      TD_GPU_NONE == (int)cudaErrorNoDevice && TD_GPU_ECC == (int)cudaErrorECCUncorrectable &&
+                      TD_GPU_NVLINK == (int)cudaErrorNvlinkUncorrectable &&
+                      TD_GPU_CONTAINED == (int)cudaErrorContained &&
+                      TD_GPU_ILLEGAL_ADDRESS == (int)cudaErrorIllegalAddress &&
+                      TD_GPU_TIMEOUT == (int)cudaErrorLaunchTimeout && TD_GPU_ASSERT == (int)cudaErrorAssert &&
+                      TD_GPU_STACK == (int)cudaErrorHardwareStackError &&
+                      TD_GPU_ILLEGAL_INSTRUCTION == (int)cudaErrorIllegalInstruction &&
+                      TD_GPU_MISALIGNED == (int)cudaErrorMisalignedAddress &&
+                      TD_GPU_ADDRESS_SPACE == (int)cudaErrorInvalidAddressSpace &&
+                      TD_GPU_PC == (int)cudaErrorInvalidPc && TD_GPU_LAUNCH_FAILED == (int)cudaErrorLaunchFailure &&
+                      TD_GPU_NOT_READY == (int)cudaErrorSystemNotReady &&
+                      TD_GPU_DRIVER_MISMATCH == (int)cudaErrorSystemDriverMismatch &&
+                      TD_GPU_UNKNOWN == (int)cudaErrorUnknown,
+                  "numbers of gpu.h");
+    cudaDriverGetVersion(&gpu->driver);
+    cudaRuntimeGetVersion(&gpu->runtime);
     if (error != cudaSuccess || n < 1) {
         cudaGetLastError();
-        return td_fail(err, TD_EUNSUPPORTED, "no usable NVIDIA GPU: %s",
-                       error == cudaSuccess ? "the driver lists none" : cudaGetErrorString(error));
+        return td_gpu_no_use(error, cudaGetErrorString(error), gpu->driver, gpu->runtime, err);
     }
-    if (index < 0 || index >= n) return td_fail(err, TD_EINVAL, "GPU %d: the driver lists %d", index, n);
-    error = cudaGetDeviceProperties(prop, index);
-    if (error == cudaSuccess) error = cudaSetDevice(index);
+    return gpu->index < 0 || gpu->index >= n ? td_gpu_no_such(gpu->index, n, err) : TD_OK;
+}
+
+td_status td_gpu_query(int index, td_gpu *out, td_error *err)
+{
+    static const int built_for[] = { __CUDA_ARCH_LIST__ }; /* by nvcc: 900, 1210 */
+    enum { N_BUILT = sizeof built_for / sizeof *built_for };
+    int archs[N_BUILT];
+    cudaDeviceProp prop;
+    td_gpu gpu = { index };
+    td_status status = count_gpus(&gpu, err);
+    if (status != TD_OK) return status;
+    cudaError_t error = cudaGetDeviceProperties(&prop, index);
+    if (error == cudaSuccess) {
+        snprintf(gpu.name, sizeof gpu.name, "%.63s", prop.name);
+        gpu.capability = 10 * prop.major + prop.minor;
+        gpu.integrated = prop.integrated;
+        gpu.n_sm = prop.multiProcessorCount;
+        for (int i = 0; i < N_BUILT; i++) archs[i] = built_for[i] / 10;
+        if (!td_gpu_runs(archs, N_BUILT, gpu.capability)) return td_gpu_no_code(&gpu, archs, N_BUILT, err);
+        error = cudaSetDevice(index);
+    }
     if (error == cudaSuccess) error = cudaFree(0); /* makes the context: what is wrong with the GPU shows here */
+    if (error == cudaSuccess) error = cudaMemGetInfo(&gpu.free_bytes, &gpu.total_bytes);
     if (error != cudaSuccess) {
         cudaGetLastError();
-        return td_fail(err, TD_EUNSUPPORTED, "GPU %d: %s", index, cudaGetErrorString(error));
+        return td_gpu_no_start(index, error, cudaGetErrorString(error), err);
     }
+    *out = gpu;
     return TD_OK;
 }
 
@@ -260,11 +316,7 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
     dev->scratch_bytes = dev->product_bytes + operations_bytes(&dev->limits);
     dev->staging_bytes = STAGING_BYTES;
     td_status status = td_cuda_done(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "a stream");
-    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_linear_init(), "kernels of this build do not fit this GPU");
-    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_experts_init(), "experts");
-    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_attend_init(), "dsa_attend");
-    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_select_init(), "dsa_select");
-    if (status == TD_OK) status = td_cuda_done(dev, td_cuda_kda_init(), "kda");
+    if (status == TD_OK) status = load_kernels(dev);
     if (status != TD_OK) return report(dev, err);
     void *memory = NULL;
     status = cuda_alloc(&dev->base, dev->scratch_bytes, &memory, err);
@@ -276,24 +328,14 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
     return status;
 }
 
-td_status td_dev_cuda_memory(int index, size_t *free_bytes, size_t *total_bytes, td_error *err)
-{
-    cudaDeviceProp prop;
-    td_status status = usable(index, &prop, err);
-    if (status != TD_OK) return status;
-    cudaError_t error = cudaMemGetInfo(free_bytes, total_bytes);
-    if (error != cudaSuccess) return td_fail(err, TD_ECUDA, "GPU %d: %s", index, cudaGetErrorString(error));
-    return TD_OK;
-}
-
 td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err)
 {
-    cudaDeviceProp prop;
+    td_gpu gpu;
     if (limits->rows < 1 || limits->dim < 16 || limits->dim % 16 || limits->n_heads < 0 || limits->n_experts < 0 ||
         limits->top_k < 0 || limits->expert_width < 0 || limits->index_heads < 0 || limits->context_tokens < 0)
         return td_fail(err, TD_EINVAL, "GPU %d: rows %d, dim %d, heads %d: out of range", index, limits->rows,
                        limits->dim, limits->n_heads);
-    td_status status = usable(index, &prop, err);
+    td_status status = td_gpu_query(index, &gpu, err);
     if (status != TD_OK) return status;
     td_cuda_dev *dev = (td_cuda_dev *)calloc(1, sizeof *dev);
     if (!dev) return td_fail(err, TD_ENOMEM, "GPU %d: out of memory", index);
@@ -301,7 +343,7 @@ td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **ou
     dev->base.calls = &cuda_calls;
     dev->limits = *limits;
     dev->index = index;
-    dev->n_sm = prop.multiProcessorCount;
+    dev->n_sm = gpu.n_sm;
     status = set_up(dev, err);
     if (status != TD_OK) {
         cuda_destroy(&dev->base);
