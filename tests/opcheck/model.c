@@ -80,7 +80,7 @@ static void close_all(play *p)
 /* Row r of a model's logits, both shards' columns in order; malloced. */
 static float *row_of(const play *p, int which, int r)
 {
-    const td_model *m = p->sides[which].model;
+    td_model *m = p->sides[which].model;
     int columns = td_model_vocab_shard(m), vocab = td_checkpoint_config(p->checkpoint)->vocab_size;
     float *row = malloc((size_t)TD_SHARDS * (size_t)columns * sizeof *row);
     td_check(row != NULL && vocab <= TD_SHARDS * columns);
