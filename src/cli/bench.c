@@ -12,6 +12,7 @@ static int help(FILE *out)
     fputs("usage: tandem bench serve URL [settings]   a running server: tokens a second, time to the first token\n"
           "       tandem bench ops [settings]         the block operations on this machine, one by one\n"
           "       tandem bench model [settings]       the whole forward pass on this machine, without a server\n"
+          "       tandem bench full [settings]        the real model's size on this machine, without its checkpoint\n"
           "\n"
           "Each has --help and --json. Times are compared with ceilings of this machine (bytes copied, fp32\n"
           "multiply-adds) that are measured in the same run; docs/bench.md says how to read them.\n",
@@ -25,8 +26,9 @@ int td_cli_bench(int argc, char **argv)
     if (strcmp(argv[1], "serve") == 0) return td_bench_serve(argc - 1, argv + 1);
     if (strcmp(argv[1], "ops") == 0) return td_bench_ops(argc - 1, argv + 1);
     if (strcmp(argv[1], "model") == 0) return td_bench_model(argc - 1, argv + 1);
+    if (strcmp(argv[1], "full") == 0) return td_bench_full(argc - 1, argv + 1);
     if (td_args_help(argc, argv)) return help(stdout);
-    fprintf(stderr, "tandem bench: '%s' is not one of serve, ops, model\n", argv[1]);
+    fprintf(stderr, "tandem bench: '%s' is not one of serve, ops, model, full\n", argv[1]);
     return TD_EXIT_ARGUMENTS;
 }
 

@@ -11,10 +11,11 @@ TD_BEGIN_C
 
 enum { TD_BENCH_RUNS_MAX = 100, TD_MACHINE_CAP = 512 };
 
-/* argv[0] is "serve", "ops", "model"; the return value is the process's exit code. */
+/* argv[0] is "serve", "ops", "model", "full"; the return value is the process's exit code. */
 int td_bench_serve(int argc, char **argv);
 int td_bench_ops(int argc, char **argv);
 int td_bench_model(int argc, char **argv);
+int td_bench_full(int argc, char **argv);
 
 /* The two ratios of docs/bench.md, and how they are reached. */
 typedef struct td_ratios {

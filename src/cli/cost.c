@@ -181,20 +181,36 @@ static double expert_bytes(const td_experts *e, int i)
                     td_exl3_bytes(e->down_x[i].k, e->down_x[i].n, e->down_x[i].bits2));
 }
 
-td_cost td_cost_experts(const td_dev *dev, const td_experts_args *a)
+double td_cost_expert_bytes(const td_experts_args *a, int *n_distinct)
 {
     const td_experts *e = a->experts;
     bool chosen[TD_EXPERTS_MAX] = { false };
-    double picks = 0, rows = a->n_rows, dim = e->dim;
-    td_cost cost = { .bytes = act_bytes(dev, rows * dim) + rows * dim * sizeof(float) * (a->shared ? 2 : 1) };
+    double bytes = 0;
+    int n = 0;
     for (int i = 0; i < a->n_rows * a->top_k; i++) {
-        if (a->ids[i] < 0 || a->ids[i] >= e->n_experts) continue;
-        picks++;
-        if (!chosen[a->ids[i]]) cost.bytes += expert_bytes(e, a->ids[i]);
+        if (a->ids[i] < 0 || a->ids[i] >= e->n_experts || chosen[a->ids[i]]) continue;
         chosen[a->ids[i]] = true;
+        bytes += expert_bytes(e, a->ids[i]);
+        n++;
     }
-    cost.flops = picks * (2.0 * 3 * dim * e->width + SWIGLU_FLOPS * (double)e->width + 2 * dim);
-    return cost;
+    if (n_distinct) *n_distinct = n;
+    return bytes;
+}
+
+td_cost td_cost_experts(const td_dev *dev, const td_experts_args *a)
+{
+    const td_experts *e = a->experts;
+    double picks = 0, rows = a->n_rows, dim = e->dim;
+    for (int i = 0; i < a->n_rows * a->top_k; i++) picks += a->ids[i] >= 0 && a->ids[i] < e->n_experts;
+    return (td_cost){ .bytes = td_cost_expert_bytes(a, NULL) + act_bytes(dev, rows * dim) +
+                               rows * dim * sizeof(float) * (a->shared ? 2 : 1),
+                      .flops = picks * (2.0 * 3 * dim * e->width + SWIGLU_FLOPS * (double)e->width + 2 * dim) };
+}
+
+/* This rank's part read, the other one's written; what the link itself moves is not this machine's memory. */
+td_cost td_cost_gather(const td_gather_args *a)
+{
+    return (td_cost){ .bytes = 2.0 * (double)a->n_bytes };
 }
 
 /* --- a rank's share --- */

@@ -17,7 +17,7 @@ typedef struct td_cost {
     double bytes, flops;
 } td_cost;
 
-/* --- one call of an operation --- */
+/* --- one call of an operation; a->ids of experts: memory that the host reads --- */
 td_cost td_cost_embed(const td_dev *dev, const td_embed_args *a);
 td_cost td_cost_hyper(const td_dev *dev, const td_hyper_args *a);
 td_cost td_cost_rmsnorm(const td_dev *dev, const td_rmsnorm_args *a);
@@ -31,6 +31,10 @@ td_cost td_cost_dsa_attend(const td_dev *dev, const td_dsa_attend_args *a);
 td_cost td_cost_swiglu(const td_dev *dev, const td_swiglu_args *a);
 td_cost td_cost_router(const td_dev *dev, const td_router_args *a);
 td_cost td_cost_experts(const td_dev *dev, const td_experts_args *a);
+td_cost td_cost_gather(const td_gather_args *a);
+
+/* The part of it that is weights: those of the experts that were picked. n_distinct: how many, or NULL. */
+double td_cost_expert_bytes(const td_experts_args *a, int *n_distinct);
 
 /* --- a rank's share of the model --- */
 

@@ -90,14 +90,3 @@ td_status td_dev_multiply(td_dev *dev, double *flops)
     (void)flops;
     return TD_EUNSUPPORTED;
 }
-
-int td_dev_name(const td_dev *dev, char *out, size_t cap_bytes)
-{
-    int major = 0, minor = 0;
-    if (cap_bytes) out[0] = '\0';
-#ifdef TD_WITH_CUDA
-    if (td_dev_backend(dev) == TD_CUDA) td_cuda_name(dev, out, cap_bytes, &major, &minor);
-#endif
-    (void)dev;
-    return 10 * major + minor;
-}

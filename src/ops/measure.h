@@ -37,10 +37,6 @@ td_status td_cuda_event_record(td_dev *dev, void *event);
 double td_cuda_event_seconds(void *from, void *to);
 td_status td_cuda_hold(td_dev *dev, int64_t ns);
 td_status td_cuda_multiply(td_dev *dev, double *flops);
-void td_cuda_name(const td_dev *dev, char *out, size_t cap_bytes, int *major, int *minor);
-
-/* "NVIDIA H200, 132 multiprocessors" and its compute capability as 90; the CPU: "" and 0. */
-int td_dev_name(const td_dev *dev, char *out, size_t cap_bytes);
 
 TD_END_C
 #endif

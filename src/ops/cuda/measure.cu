@@ -3,8 +3,6 @@
 #include "ops/cuda/device.h"
 #include "ops/measure.h"
 
-#include <stdio.h>
-
 enum { THREADS = 256, CHAINS = 8, STEPS = 2048, BLOCKS_A_SM = 2, FLOPS_A_STEP = 2 * 16 * 8 * 16 };
 
 td_status td_cuda_event_create(void **out)
@@ -81,17 +79,4 @@ td_status td_cuda_multiply(td_dev *base, double *flops)
     k_multiply<<<blocks, THREADS, 0, dev->stream>>>((const uint32_t *)dev->staging, (float *)(dev->staging + 64));
     *flops = (double)blocks * (THREADS / 32) * STEPS * CHAINS * FLOPS_A_STEP;
     return td_cuda_launched(dev, "multiply");
-}
-
-void td_cuda_name(const td_dev *base, char *out, size_t cap_bytes, int *major, int *minor)
-{
-    cudaDeviceProp prop;
-    const td_cuda_dev *dev = (const td_cuda_dev *)base;
-    if (cudaGetDeviceProperties(&prop, dev->index) != cudaSuccess) {
-        cudaGetLastError();
-        return;
-    }
-    snprintf(out, cap_bytes, "%s, %d multiprocessors", prop.name, prop.multiProcessorCount);
-    *major = prop.major;
-    *minor = prop.minor;
 }
