@@ -78,7 +78,7 @@ build() {
     local missing=()
     mapfile -t missing < <(scripts/packages.sh build --missing)
     if [ ${#missing[@]} -gt 0 ]; then scripts/packages.sh build || die "packages could not be installed: ${missing[*]}"; fi
-    scripts/build.sh "$BUILD_DIR" || die "the build failed"
+    scripts/build.sh "$BUILD_DIR" "$CUDA_ARCHS" || die "the build failed"
 }
 
 threads_of_a_rank() {
@@ -87,10 +87,14 @@ threads_of_a_rank() {
     if [ "$THREADS" -gt 0 ]; then echo "$THREADS"; elif [ "$RANKS" = 2 ] && [ "$cores" -gt 1 ]; then echo $((cores / 2)); else echo "$cores"; fi
 }
 
+gpu_of_rank() { # "0,1" -> 0 for rank 0, 1 for rank 1; "0" -> 0
+    if [ "$1" = 0 ]; then echo "${GPU%,*}"; else echo "${GPU#*,}"; fi
+}
+
 rank_command() { # rank -> the array COMMAND
     COMMAND=("$TANDEM" serve --model "$MODEL" --rank "$1" --world "$RANKS" --master "$MASTER_ADDR" --master-port "$MASTER_PORT"
         --transport "$TRANSPORT" --context "$CONTEXT" --parallel "$PARALLEL" --max-tokens "$MAX_TOKENS" --kv "$KV" --dense "$DENSE"
-        --backend "$BACKEND" --gpu "$GPU"
+        --backend "$BACKEND" --gpu "$(gpu_of_rank "$1")"
         --threads "$(threads_of_a_rank)" --memory-reserve-gib "$MEMORY_RESERVE_GIB" --peer-timeout-s "$PEER_TIMEOUT_S"
         --wait-timeout-s "$WAIT_TIMEOUT")
     [ -n "$NET_DEVICES" ] && COMMAND+=(--net-devices "$NET_DEVICES")

@@ -38,6 +38,19 @@ source_local() {
     done
 }
 
+# Compute capabilities of this machine's GPUs as CMake wants them ("90", "121"), when there is also a compiler for them;
+# else nothing, and a word on stderr when only the compiler is missing.
+cuda_archs() {
+    local found
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | grep -E '^[0-9]+$' | sort -u | paste -sd ';')
+    [ -n "$found" ] || return 0
+    if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+        printf '%s\n' "$found"
+    else
+        echo "note: a GPU is here, but no nvcc to build for it (CUDA toolkit 13): building for the CPU" >&2
+    fi
+}
+
 SETTING_NAMES=(WORKER MODEL SERVED_NAME HOST PORT MASTER_ADDR MASTER_PORT CONTEXT BACKEND GPU PARALLEL MAX_TOKENS MAX_QUEUED THINKING KV DENSE
     TRANSPORT NET_DEVICES THREADS MEMORY_RESERVE_GIB API_KEY_FILE STATE_DIR LOG_DIR LOG_KEEP WAIT_TIMEOUT STOP_TIMEOUT
     FOREGROUND DRY_RUN RANKS SSE_KEEPALIVE_S PEER_TIMEOUT_S BUILD_DIR)
@@ -61,7 +74,7 @@ load_settings() {
     : "${MAX_QUEUED:=64}"                        # waiting requests before 429
     : "${THINKING:=1}"                           # think by default
     : "${BACKEND:=auto}"                         # auto, cpu, cuda: where the model runs
-    : "${GPU:=0}"                                # which GPU, by the driver's numbering
+    : "${GPU:=0}"                                # which GPU, by the driver's numbering; "0,1": one for each rank
     : "${KV:=bf16}"                              # bf16, fp8: rows of the attention cache
     : "${DENSE:=bf16}"                           # bf16, q4, fp8: dense weights in memory
     : "${TRANSPORT:=auto}"                       # auto, shm, tcp, rc
@@ -78,7 +91,9 @@ load_settings() {
     : "${PEER_TIMEOUT_S:=120}"
     : "${FOREGROUND:=0}"                         # 1: stay attached, end with rank 0's exit code
     : "${DRY_RUN:=0}"                            # 1: print the commands, change nothing
-    : "${BUILD_DIR:=$ROOT/build/cpu}"
+    CUDA_ARCHS=
+    if [ "$BACKEND" != cpu ]; then CUDA_ARCHS=$(cuda_archs); fi
+    if [ -n "$CUDA_ARCHS" ]; then : "${BUILD_DIR:=$ROOT/build/cuda}"; else : "${BUILD_DIR:=$ROOT/build/cpu}"; fi
 }
 
 die() {
@@ -130,7 +145,7 @@ check_settings() {
     check_choice FOREGROUND 0 1
     check_stop_settings
     check_choice BACKEND auto cpu cuda
-    check_number GPU 0 63
+    [[ "$GPU" =~ ^[0-9]{1,2}(,[0-9]{1,2})?$ ]] || die "GPU: '$GPU' is not a number, or two with a comma"
     check_choice KV bf16 fp8
     check_choice DENSE bf16 q4 fp8
     check_choice TRANSPORT auto shm tcp rc

@@ -55,6 +55,20 @@ contains '.env is not executed' "$out" "THINKING: '\$(touch"
 [ ! -e "$WORK/executed" ] || fail '.env was executed'
 rm .env scripts/local.sh
 
+# A machine with a GPU: nvidia-smi and nvcc as they would answer there.
+mkdir "$WORK/gpu"
+printf '#!/bin/sh\necho 12.1\n' > "$WORK/gpu/nvidia-smi"
+printf '#!/bin/sh\n' > "$WORK/gpu/nvcc"
+chmod +x "$WORK/gpu/nvidia-smi" "$WORK/gpu/nvcc"
+out=$(PATH="$WORK/gpu:$PATH" BUILD_DIR='' GPU=0,1 DRY_RUN=1 ./start.sh 2>&1)
+contains 'GPU: a build with CUDA' "$out" 'build/cuda/src/cli/tandem'
+contains 'GPU: rank 0' "$(grep '^rank 0' <<<"$out")" '--gpu 0 '
+contains 'GPU: rank 1' "$(grep '^rank 1' <<<"$out")" '--gpu 1 '
+out=$(PATH="$WORK/gpu:$PATH" BACKEND=cpu BUILD_DIR='' DRY_RUN=1 ./start.sh 2>&1)
+contains 'GPU: BACKEND=cpu' "$out" 'build/cpu/src/cli/tandem'
+out=$(GPU=0,x DRY_RUN=1 ./start.sh 2>&1)
+contains 'GPU: nonsense is refused' "$out" "GPU: '0,x'"
+
 out=$(WORKER=user@192.0.2.2 ./start.sh 2>&1)
 expect 'WORKER: exit code' $? 1
 contains 'WORKER: message' "$out" 'two machines'
