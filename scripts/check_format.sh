@@ -7,4 +7,4 @@ if [ "$version" != 14 ]; then
     echo "clang-format $version lays out some lines differently; the check wants 14"
     exit 0
 fi
-git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror
+git ls-files '*.c' '*.h' '*.cu' | xargs clang-format --dry-run -Werror

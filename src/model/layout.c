@@ -263,8 +263,7 @@ static void layout_scratch(td_builder *b, td_model *m)
     m->s.n = take_act(b, rows * dim);
     m->s.wanted = take_act(b, n_logits * dim);
     if (m->options.mtp) m->s.final = take_act(b, rows * dim);
-    for (int i = 0; i < m->n_own; i++)
-        m->s.logits[i] = take_f32(b, n_logits * (size_t)m->vocab_shard);
+    for (int i = 0; i < m->n_own; i++) m->s.logits[i] = take_f32(b, n_logits * (size_t)m->vocab_shard);
     layout_partials(b, m);
     layout_blocks_scratch(b, m);
 }

@@ -255,23 +255,19 @@ static td_status count_gpus(td_gpu *gpu, td_error *err)
 {
     int n = 0;
     cudaError_t error = cudaGetDeviceCount(&n);
-    static_assert(TD_GPU_NO_MEMORY == (int)cudaErrorMemoryAllocation &&
-                      TD_GPU_OLD_DRIVER == (int)cudaErrorInsufficientDriver &&
-                      TD_GPU_UNAVAILABLE == (int)cudaErrorDevicesUnavailable &&
-                      TD_GPU_NONE == (int)cudaErrorNoDevice && TD_GPU_ECC == (int)cudaErrorECCUncorrectable &&
-                      TD_GPU_NVLINK == (int)cudaErrorNvlinkUncorrectable &&
-                      TD_GPU_CONTAINED == (int)cudaErrorContained &&
-                      TD_GPU_ILLEGAL_ADDRESS == (int)cudaErrorIllegalAddress &&
-                      TD_GPU_TIMEOUT == (int)cudaErrorLaunchTimeout && TD_GPU_ASSERT == (int)cudaErrorAssert &&
-                      TD_GPU_STACK == (int)cudaErrorHardwareStackError &&
-                      TD_GPU_ILLEGAL_INSTRUCTION == (int)cudaErrorIllegalInstruction &&
-                      TD_GPU_MISALIGNED == (int)cudaErrorMisalignedAddress &&
-                      TD_GPU_ADDRESS_SPACE == (int)cudaErrorInvalidAddressSpace &&
-                      TD_GPU_PC == (int)cudaErrorInvalidPc && TD_GPU_LAUNCH_FAILED == (int)cudaErrorLaunchFailure &&
-                      TD_GPU_NOT_READY == (int)cudaErrorSystemNotReady &&
-                      TD_GPU_DRIVER_MISMATCH == (int)cudaErrorSystemDriverMismatch &&
-                      TD_GPU_UNKNOWN == (int)cudaErrorUnknown,
-                  "numbers of gpu.h");
+    static_assert(
+        TD_GPU_NO_MEMORY == (int)cudaErrorMemoryAllocation && TD_GPU_OLD_DRIVER == (int)cudaErrorInsufficientDriver &&
+            TD_GPU_UNAVAILABLE == (int)cudaErrorDevicesUnavailable && TD_GPU_NONE == (int)cudaErrorNoDevice &&
+            TD_GPU_ECC == (int)cudaErrorECCUncorrectable && TD_GPU_NVLINK == (int)cudaErrorNvlinkUncorrectable &&
+            TD_GPU_CONTAINED == (int)cudaErrorContained && TD_GPU_ILLEGAL_ADDRESS == (int)cudaErrorIllegalAddress &&
+            TD_GPU_TIMEOUT == (int)cudaErrorLaunchTimeout && TD_GPU_ASSERT == (int)cudaErrorAssert &&
+            TD_GPU_STACK == (int)cudaErrorHardwareStackError &&
+            TD_GPU_ILLEGAL_INSTRUCTION == (int)cudaErrorIllegalInstruction &&
+            TD_GPU_MISALIGNED == (int)cudaErrorMisalignedAddress &&
+            TD_GPU_ADDRESS_SPACE == (int)cudaErrorInvalidAddressSpace && TD_GPU_PC == (int)cudaErrorInvalidPc &&
+            TD_GPU_LAUNCH_FAILED == (int)cudaErrorLaunchFailure && TD_GPU_NOT_READY == (int)cudaErrorSystemNotReady &&
+            TD_GPU_DRIVER_MISMATCH == (int)cudaErrorSystemDriverMismatch && TD_GPU_UNKNOWN == (int)cudaErrorUnknown,
+        "numbers of gpu.h");
     cudaDriverGetVersion(&gpu->driver);
     cudaRuntimeGetVersion(&gpu->runtime);
     if (error != cudaSuccess || n < 1) {

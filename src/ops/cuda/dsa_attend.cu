@@ -2,12 +2,13 @@
  * attention over latents, outputs back (a product a head with its value matrix).
  *
  * The middle step cuts a row's token list into partials of 64 (list index, ascending). A block takes one row, up to 32
- * heads and one partial; latents lie in shared memory once, as bf16 (fp8 rows are multiplied out, which is exact): s_t
- * = scale * (q . l_t)      tensor core, 512 inputs ascending m = max s_t;  p_t = exp(s_t - m);  z = sum of p lanes t
- * and t + 32, then the warp's tree v = sum_t p_t l_t            tensor core; p as two bf16 parts, high and rest, which
- * keeps 16 bits of it Partials are merged in order:  M = max(m, m');  z = z exp(m - M) + z' exp(m' - M);  v alike.
- * Windows of up to 64 rows write partials and merge in a second kernel, prompts keep the running sums in registers: the
- * same operations in the same order. A row sums over its own tokens only. */
+ * heads and one partial; latents lie in shared memory once, as bf16 (fp8 rows are multiplied out, which is exact):
+ *   s_t = scale * (q . l_t)                                 tensor core, 512 inputs ascending
+ *   m = max s_t;  p_t = exp(s_t - m);  z = sum of p         lanes t and t + 32, then the warp's tree
+ *   v = sum_t p_t l_t                                       tensor core; p as two bf16 parts, high and rest: 16 bits
+ * Partials are merged in order:  M = max(m, m');  z = z exp(m - M) + z' exp(m' - M);  v alike. Windows of up to 64 rows
+ * write partials and merge in a second kernel, prompts keep the running sums in registers: the same operations in the
+ * same order. A row sums over its own tokens only. */
 #include "ops/cuda/kv.h"
 #include "ops/cuda/weight.h"
 

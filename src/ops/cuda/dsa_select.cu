@@ -1,9 +1,10 @@
 /* Which pools a row attends to. Two kernels over batches of rows:
  *   k_select_score  256 pools a block in the tensor core's A registers, kept while all rows of the batch pass by as B
- * (8 heads a tile); heads are summed in a fixed order: a lane's ascending, then lanes t, t ^ 1, t ^ 2 k_select_pick   a
- * block a row: radix selection of the least score that counts (integer histograms, so no order of work enters), then
- * the list in ascending order, ties by number Blocks walk over the pools that the row's own position makes visible, so
- * one recording serves every context length. */
+ *                   (8 heads a tile); heads are summed in a fixed order: a lane's ascending, then lanes t, t ^ 1, t ^ 2
+ *   k_select_pick   a block a row: radix selection of the least score that counts (integer histograms, so no order of
+ *                   work enters), then the list in ascending order, ties by number
+ * Blocks walk over the pools that the row's own position makes visible, so one recording serves every context length.
+ */
 #include "ops/cuda/kv.h"
 
 enum {

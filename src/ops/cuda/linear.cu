@@ -1,7 +1,9 @@
-/* y = W x on packed weights (weight.h has layout and order of sums). Two kernels, chosen by the number of rows, with
- * the same bits: few   (up to 64 rows)  a warp takes one slice of one panel for 8, 16, 32 or 64 rows, weights straight
- * from memory into the tensor core; a block's slices are added in order through shared memory many 128 outputs x 128
- * rows a block, inputs walk through shared memory in groups; at the end of a slice its sums are added to the total
+/* y = W x on packed weights (weight.h has layout and order of sums). Two kernels with the same bits, chosen by the
+ * number of rows:
+ *   few   (up to 64 rows) a warp takes one slice of one panel for 8, 16, 32 or 64 rows, weights straight from memory
+ *         into the tensor core; a block's slices are added in order through shared memory
+ *   many  128 outputs x 128 rows a block, inputs walk through shared memory in groups; at the end of a slice its sums
+ *         are added to the total
  * Decoding of q4 and fp8 gives exact bf16 numbers; scales are applied to fp32 sums. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"

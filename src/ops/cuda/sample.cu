@@ -1,12 +1,14 @@
 /* A shard's part of sampling with the CPU's bytes (ops/sample.h). Everything that is added is an integer, everything
- * else is a maximum in an order without ties, so no order of work enters. k_sample_max      a block 1,024 columns of a
- * row; k_sample_max_join: a warp a row over its blocks k_sample_scan     a block 1,024 columns: masses, the best score,
- * and the highest logit of each 32 columns k_sample_pick     a block a row: its list. The n-th largest of the maxima of
- * 32 columns cannot exceed the n-th largest logit, so most groups of 32 are never read again; what remains is sorted in
- * shared memory. Where too much remains (flat rows, many equal logits), a radix selection over (logit, column) finds
- * the n exactly. k_sort_*          lists too long for a block (the third and fourth question of a flat row): the whole
- * row is sorted A column is a number of 54 bits that is larger the earlier it comes in the rule's order: the logit's
- * place among floats, then the column from above. 0 is a column that is not there. */
+ * else is a maximum in an order without ties, so no order of work enters.
+ *   k_sample_max       a block 1,024 columns of a row; k_sample_max_join: a warp a row over its blocks
+ *   k_sample_scan      a block 1,024 columns: masses, the best score, and the highest logit of each 32 columns
+ *   k_sample_pick      a block a row: its list. The n-th largest of the maxima of 32 columns cannot exceed the n-th
+ *                      largest logit, so most groups of 32 are never read again; what remains is sorted in shared
+ *                      memory. Where too much remains (flat rows, many equal logits), a radix selection over (logit,
+ *                      column) finds the n exactly
+ *   k_sort_*           lists too long for a block (the third and fourth question of a flat row): the whole row is sorted
+ * A column is a number of 54 bits that is larger the earlier it comes in the rule's order: the logit's place among
+ * floats, then the column from above. 0 is a column that is not there. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
 #include "ops/sample.h"

@@ -1,9 +1,11 @@
 /* Packed form of a dense weight on the GPU. Panels of 16 outputs; a panel is cut along the inputs in groups of 64,
- * stored so that one 16-byte load of a lane is its part of the A operand (device.h): bf16  group: 4 steps of 16 inputs,
- * each 32 lanes x 16 bytes fp8   panel: 16 fp32 scales first; group: 2 halves of 32 inputs, each 32 lanes x 16 codes q4
- * group: 16 words (scale | offset << 16, bf16), outputs g and g + 8 beside each other; then 32 lanes x 16 bytes, a word
- * a step A step's "input 2t, 2t+1, 2t+8, 2t+9" are, in memory of x, four values in a row: input 64 G + 32 h + 8 t + i
- * of step 2 h + i / 4 (i = 0..7), so that a lane reads x in 16-byte pieces too. Inputs beyond `in` are zeros.
+ * stored so that one 16-byte load of a lane is its part of the A operand (device.h):
+ *   bf16  group: 4 steps of 16 inputs, each 32 lanes x 16 bytes
+ *   fp8   panel: 16 fp32 scales first; group: 2 halves of 32 inputs, each 32 lanes x 16 codes
+ *   q4    group: 16 words (scale | offset << 16, bf16), outputs g and g + 8 beside each other; then 32 lanes x 16
+ *         bytes, a word a step
+ * A step's "input 2t, 2t+1, 2t+8, 2t+9" are, in memory of x, four values in a row: input 64 G + 32 h + 8 t + i of step
+ * 2 h + i / 4 (i = 0..7), so that a lane reads x in 16-byte pieces too. Inputs beyond `in` are zeros.
  *
  * Sums. `in` is cut into slices of whole groups; a slice is one chain of tensor-core steps from +0 (q4: per group a
  * chain, then y = fma(s, dot, y), y = fma(b, sum of x, y)); slices are added in order. The cut depends on `in` alone.
