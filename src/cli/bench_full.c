@@ -270,17 +270,20 @@ static td_status measure(td_full_rig *rig, const td_full_options *o, td_full_res
 
 static td_status run(const td_full_options *o, td_full_result *r, td_error *err)
 {
+    FILE *svg = NULL;
     td_full_rig *rig = (td_full_rig *)calloc(1, sizeof *rig);
     if (!rig) return td_fail(err, TD_ENOMEM, "out of memory");
-    td_status status = td_full_rig_open(o, rig, err);
+    td_status status = td_full_plot_open(o->svg, &svg, err);
+    if (!status) status = td_full_rig_open(o, rig, err);
     if (!status) {
         status = measure(rig, o, r, err);
         if (!status) judge(rig, o, r);
         if (!status && o->json) td_full_print_json(o, rig, r);
         if (!status && !o->json) td_full_print(o, rig, r);
-        if (!status && *o->svg) status = td_full_plot(o->svg, rig, r, err);
+        if (!status && svg) status = td_full_plot(svg, rig, r, err);
         td_full_rig_close(rig);
     }
+    if (svg) fclose(svg);
     free(rig);
     return status;
 }

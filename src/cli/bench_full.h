@@ -7,6 +7,8 @@
 #include "cli/full_size.h"
 #include "cli/op_timer.h"
 
+#include <stdio.h>
+
 TD_BEGIN_C
 
 enum {
@@ -106,8 +108,10 @@ void td_full_print_json(const td_full_options *options, const td_full_rig *rig, 
 /* "4k", "1M" */
 const char *td_full_tokens(int64_t n, char *text, size_t cap_bytes);
 
-/* bench_full_plot.c */
-td_status td_full_plot(const char *path, const td_full_rig *rig, const td_full_result *result, td_error *err);
+/* bench_full_plot.c. Opened before anything is measured: minutes must not end in a folder that is not there. path "":
+ * *out is NULL. */
+td_status td_full_plot_open(const char *path, FILE **out, td_error *err);
+td_status td_full_plot(FILE *file, const td_full_rig *rig, const td_full_result *result, td_error *err);
 
 TD_END_C
 #endif

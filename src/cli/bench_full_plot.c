@@ -105,14 +105,19 @@ static void draw_line(const plot *p, const td_full_result *r, const td_full_case
             first->n_rows == 1 ? "" : "s", first->prompt ? ", prompt" : "");
 }
 
-td_status td_full_plot(const char *path, const td_full_rig *rig, const td_full_result *r, td_error *err)
+td_status td_full_plot_open(const char *path, FILE **out, td_error *err)
 {
-    plot p = { .file = fopen(path, "we") };
+    *out = *path ? fopen(path, "we") : NULL;
+    return *path && !*out ? td_fail(err, TD_EIO, "--svg %s: %s", path, strerror(errno)) : TD_OK;
+}
+
+td_status td_full_plot(FILE *file, const td_full_rig *rig, const td_full_result *r, td_error *err)
+{
+    plot p = { .file = file };
     int n_lines = 0;
     char device[TD_FULL_NAME_CAP];
     memcpy(device, rig->device, sizeof device);
     device[strcspn(device, ",<>&")] = '\0'; /* its name alone, and nothing that means something in XML */
-    if (!p.file) return td_fail(err, TD_EIO, "--svg %s: %s", path, strerror(errno));
     find_bounds(&p, r);
     fprintf(p.file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\">\n" STYLE
@@ -126,7 +131,6 @@ td_status td_full_plot(const char *path, const td_full_rig *rig, const td_full_r
         if (!seen) draw_line(&p, r, &r->cases[i], n_lines++);
     }
     fprintf(p.file, "</svg>\n");
-    bool bad = ferror(p.file) != 0;
-    if (fclose(p.file)) bad = true;
-    return bad ? td_fail(err, TD_EIO, "--svg %s: %s", path, strerror(errno)) : TD_OK;
+    if (fflush(file) || ferror(file)) return td_fail(err, TD_EIO, "--svg: %s", strerror(errno));
+    return TD_OK;
 }
