@@ -179,11 +179,25 @@ typedef struct scan_block {
     float u[C][STRIP];
 } scan_block;
 
-/* to[r][c] of 64 rows of `width` floats, pitch floats apart. */
-static TD_DEVICE void load_matrix(float *to, int pitch, const float *from, int width)
+/* A matrix of C x D floats on its way to shared memory: asked for while the one before it is worked on. */
+enum { PIECES = C * D / 4 / THREADS };
+
+static TD_DEVICE void ask(float4 piece[PIECES], const float *from)
 {
-    for (int i = threadIdx.x; i < C * width / 4; i += THREADS)
-        *(float4 *)(to + i / (width / 4) * pitch + i % (width / 4) * 4) = load4(from + 4 * i);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) piece[i] = load4(from + 4 * (threadIdx.x + i * THREADS));
+}
+
+/* Rows of `width` floats, pitch floats apart; nobody reads `to` any more, and everybody may afterwards. */
+static TD_DEVICE void put(float *to, int pitch, int width, const float4 piece[PIECES])
+{
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        int at = threadIdx.x + i * THREADS;
+        *(float4 *)(to + at / (width / 4) * pitch + at % (width / 4) * 4) = piece[i];
+    }
+    __syncthreads();
 }
 
 /* y[row0 ..][32] = x M for the 64 rows in s->x; a thread 2 rows x 4 channels. */
@@ -214,15 +228,26 @@ static TD_DEVICE void state_product(scan_block *s, int row0)
 
 /* u by forward substitution and o. A warp owns 4 channels, a lane 8 rows of one of them: lane = 4 * (row / 8) +
  * channel, so u_j reaches the others by a shuffle. Chains over ascending j. */
-static TD_DEVICE void solve(scan_block *s, const chunk *in, chunk *out, int d0)
+enum { MINE = 8 };
+
+static TD_DEVICE void ask_values(float v[MINE], float beta[MINE], const chunk *in, int d0)
 {
-    enum { MINE = 8 };
+    int lane = threadIdx.x % 32, d = threadIdx.x / 32 * 4 + lane % 4, r0 = lane / 4 * MINE;
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        v[i] = in->v[r0 + i][d0 + d];
+        beta[i] = in->beta[r0 + i];
+    }
+}
+
+static TD_DEVICE void solve(scan_block *s, const float v[MINE], const float beta[MINE], chunk *out, int d0)
+{
     int lane = threadIdx.x % 32, d = threadIdx.x / 32 * 4 + lane % 4, r0 = lane / 4 * MINE;
     const float *at = &s->x[0][0], *bt = at + C * C;
     float u[MINE], o[MINE];
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
-        u[i] = in->beta[r0 + i] * (in->v[r0 + i][d0 + d] - s->y[r0 + i][d]);
+        u[i] = beta[i] * (v[i] - s->y[r0 + i][d]);
         o[i] = s->y[C + r0 + i][d];
     }
 #pragma unroll 1
@@ -249,12 +274,13 @@ static TD_DEVICE void solve(scan_block *s, const chunk *in, chunk *out, int d0)
 }
 
 /* M = diag(before) M + kd^T u; a thread 4 key x 4 value channels. */
-static TD_DEVICE void update(scan_block *s, const chunk *in)
+static TD_DEVICE void update(scan_block *s, float4 before)
 {
     int d = threadIdx.x % 8 * 4, c = threadIdx.x / 8 * 4;
+    const float decay[4] = { before.x, before.y, before.z, before.w };
     float acc[4][4];
 #pragma unroll
-    for (int i = 0; i < 16; i++) acc[i / 4][i % 4] = in->before[c + i / 4] * s->m[c + i / 4][d + i % 4];
+    for (int i = 0; i < 16; i++) acc[i / 4][i % 4] = decay[i / 4] * s->m[c + i / 4][d + i % 4];
     for (int j = 0; j < C; j++) {
         float4 k4 = load4(&s->x[j][c]), u4 = load4(&s->u[j][d]);
         const float k[4] = { k4.x, k4.y, k4.z, k4.w }, u[4] = { u4.x, u4.y, u4.z, u4.w };
@@ -277,24 +303,27 @@ static __global__ void __launch_bounds__(THREADS) k_kda_chunk_scan(td_kda_call a
     const float *from = td_kda_state_at(a, segment, segment->parity, head) + d0;
     for (int i = threadIdx.x; i < D * STRIP; i += THREADS) s->m[i / STRIP][i % STRIP] = from[i / STRIP * D + i % STRIP];
     int n_chunks = (segment->n_rows + C - 1) / C;
-    for (int i = 0; i < n_chunks; i++) {
-        chunk *h = chunks + (size_t)(first + i) * a.n_heads + head;
-        for (int half = 0; half < 2; half++) {
-            load_matrix(&s->x[0][0], PITCH, &h->x[half * C][0], D);
-            __syncthreads();
-            state_product(s, half * C);
-            __syncthreads();
-        }
-        load_matrix(&s->x[0][0], C, &h->at[0][0], C);
-        load_matrix(&s->x[0][0] + C * C, C, &h->bt[0][0], C);
-        __syncthreads();
-        solve(s, h, h, d0);
-        __syncthreads();
-        load_matrix(&s->x[0][0], PITCH, &h->kd[0][0], D);
-        __syncthreads();
-        update(s, h);
-        __syncthreads();
+    chunk *h = chunks + (size_t)first * a.n_heads + head;
+    float4 ahead[PIECES];
+    float v[MINE], beta[MINE];
+    ask(ahead, h->x[0]);
+    for (int i = 0; i < n_chunks; i++, h += a.n_heads) {
+        put(s->x[0], PITCH, D, ahead);
+        ask(ahead, h->x[C]);
+        state_product(s, 0);
+        put(s->x[0], PITCH, D, ahead);
+        ask(ahead, h->at[0]); /* and bt, which follows it */
+        ask_values(v, beta, h, d0);
+        state_product(s, C);
+        put(s->x[0], C, C, ahead);
+        ask(ahead, h->kd[0]);
+        float4 before = load4(h->before + threadIdx.x / 8 * 4);
+        solve(s, v, beta, h, d0);
+        put(s->x[0], PITCH, D, ahead);
+        if (i + 1 < n_chunks) ask(ahead, (h + a.n_heads)->x[0]);
+        update(s, before);
     }
+    __syncthreads();
     float *to = td_kda_state_at(a, segment, !segment->parity, head) + d0;
     for (int i = threadIdx.x; i < D * STRIP; i += THREADS) to[i / STRIP * D + i % STRIP] = s->m[i / STRIP][i % STRIP];
 }
