@@ -33,11 +33,17 @@ static int help(FILE *out)
     return out == stdout ? TD_EXIT_OK : TD_EXIT_ARGUMENTS;
 }
 
-/* Worker threads that spin while they wait would take the cores from the other rank, the API and each other: on a busy
+/* What libraries read from the environment; whoever sets these keeps them.
+ *
+ * Kernels are loaded when the GPU is first asked for, not one by one when they are first used: then what is free
+ * afterwards is free, and no request waits for one.
+ *
+ * Worker threads that spin while they wait would take the cores from the other rank, the API and each other: on a busy
  * machine a decode step takes 60 times as long. The OpenMP runtime reads its policy before main(), so it has to be
- * there from the start; whoever sets it keeps it. */
-static void sleep_while_waiting(char **argv)
+ * there from the start. */
+static void prepare_environment(char **argv)
 {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (getenv("OMP_WAIT_POLICY")) return;
     char program[4096]; /* by its own path: the process keeps its name */
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
@@ -49,7 +55,7 @@ static void sleep_while_waiting(char **argv)
 
 int main(int argc, char **argv)
 {
-    sleep_while_waiting(argv);
+    prepare_environment(argv);
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) return help(stderr);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0)

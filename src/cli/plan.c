@@ -3,7 +3,7 @@
 #include "base/json_write.h"
 #include "cli/args.h"
 #include "cli/cli.h"
-#include "cli/serve_settings.h"
+#include "cli/serve_memory.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -31,14 +31,12 @@ static void add_row(planned *p, const char *key, const char *name, size_t n_byte
     snprintf(row->note, sizeof row->note, "%s", note);
 }
 
-static void fill_rows(planned *p, const td_checkpoint *checkpoint)
+static void fill_rows(planned *p)
 {
-    const td_model_plan *m = &p->fit.plan;
+    const td_model_plan *m = &p->fit.need.plan;
     const td_model_options *o = &p->shape.model;
     char note[NOTE_CAP];
-    td_dev_limits limits;
-    td_model_dev_limits(td_checkpoint_config(checkpoint), o, &limits);
-    size_t device = td_dev_scratch_bytes(&limits, p->shape.exact_fp32, p->shape.n_threads);
+    size_t total = p->fit.need.memory.device_bytes + p->fit.need.memory.host_bytes;
     add_row(p, "experts", "routed experts", m->experts_bytes, "");
     add_row(p, "dense", "other layer weights", m->dense_bytes, "");
     add_row(p, "embedding", "embedding", m->embed_bytes, "");
@@ -51,9 +49,8 @@ static void fill_rows(planned *p, const td_checkpoint *checkpoint)
     add_row(p, "states", "recurrent states", m->state_bytes, note);
     snprintf(note, sizeof note, "windows of %d rows", o->chunk_rows);
     add_row(p, "scratch", "activations", m->scratch_bytes, note);
-    add_row(p, "device_scratch", "scratch of the operations", device, "");
-    size_t named = m->total_bytes + device;
-    add_row(p, "link", "link buffers and prompts", p->fit.total_bytes - named, "");
+    add_row(p, "device_scratch", "scratch of the operations", p->fit.need.scratch_bytes, "");
+    add_row(p, "link", "link buffers and prompts", total - m->total_bytes - p->fit.need.scratch_bytes, "");
 }
 
 static td_status make_plan(const td_settings *settings, const td_checkpoint *checkpoint, planned *p, td_error *err)
@@ -62,8 +59,31 @@ static td_status make_plan(const td_settings *settings, const td_checkpoint *che
     if (status) return status;
     p->asked = p->shape.context_tokens;
     status = td_serve_fit_shape(&p->shape, settings, checkpoint, &p->fit, err);
-    if (!status) fill_rows(p, checkpoint);
+    if (!status) fill_rows(p);
     return status;
+}
+
+static void print_memory(const char *name, size_t n_bytes)
+{
+    printf("  %-27s %11.2f MiB  %.3f GiB\n", name, (double)n_bytes * 0x1p-20, (double)n_bytes * 0x1p-30);
+}
+
+/* One sum where there is one memory; else the GPU's and the host's. */
+static void print_totals(const planned *p)
+{
+    const td_serve_memory *need = &p->fit.need.memory, *available = &p->fit.available;
+    bool cuda = p->shape.backend == TD_CUDA, one = td_serve_one_memory(&p->shape);
+    print_memory("total", need->device_bytes + need->host_bytes);
+    if (!one) print_memory("  of the GPU's memory", need->device_bytes);
+    if (!one) print_memory("  of the host's, pinned", need->host_bytes);
+    printf("\n");
+    if (cuda)
+        printf("  GPU %d: %s, sm_%d, %.0f MiB%s\n", p->shape.gpu.index, p->shape.gpu.name, p->shape.gpu.capability,
+               (double)p->shape.gpu.total_bytes * 0x1p-20, one ? ", the host's memory" : "");
+    if (!one) print_memory("free on the GPU", available->device_bytes);
+    print_memory(one ? "free for this rank" : "free on the host", available->host_bytes);
+    printf("  beside a reserve of %.2f GiB%s (--memory-reserve-gib)\n", (double)p->shape.reserve_bytes * 0x1p-30,
+           one ? "" : " of each");
 }
 
 static void print_table(const planned *p)
@@ -74,10 +94,7 @@ static void print_table(const planned *p)
         const plan_row *row = &p->rows[i];
         printf("  %-27s %11.2f MiB  %s\n", row->name, (double)row->n_bytes * 0x1p-20, row->note);
     }
-    printf("  %-27s %11.2f MiB  %.3f GiB\n\n", "total", (double)p->fit.total_bytes * 0x1p-20,
-           (double)p->fit.total_bytes * 0x1p-30);
-    printf("  %-27s %11.2f MiB  beside a reserve of %.2f GiB (--memory-reserve-gib)\n", "free for this rank",
-           (double)p->fit.available_bytes * 0x1p-20, (double)p->shape.reserve_bytes * 0x1p-30);
+    print_totals(p);
     if (p->shape.model.world > 1)
         printf("  The other rank takes as much again, on this machine when --master is 127.*.\n");
     printf("\n%s\n", p->fit.fits ? "It fits." : "It does not fit.");
@@ -98,10 +115,18 @@ static void print_json(const planned *p)
     td_json_write_begin(&w, '{');
     for (int i = 0; i < p->n_rows; i++) td_json_write_member_int(&w, p->rows[i].key, (int64_t)p->rows[i].n_bytes);
     td_json_write_end(&w, '}');
-    td_json_write_member_int(&w, "total_bytes", (int64_t)p->fit.total_bytes);
-    td_json_write_member_int(&w, "available_bytes", (int64_t)p->fit.available_bytes);
-    td_json_write_member_int(&w, "kv_bytes_per_token", (int64_t)p->fit.plan.kv_bytes_per_token);
-    td_json_write_member_int(&w, "state_bytes_per_slot", (int64_t)p->fit.plan.state_bytes_per_slot);
+    const td_serve_memory *need = &p->fit.need.memory, *available = &p->fit.available;
+    bool one = td_serve_one_memory(&p->shape);
+    td_json_write_member_text(&w, "backend", p->shape.backend == TD_CUDA ? "cuda" : "cpu");
+    td_json_write_member_int(&w, "total_bytes", (int64_t)(need->device_bytes + need->host_bytes));
+    td_json_write_member_int(&w, "available_bytes", (int64_t)(one ? available->host_bytes : available->device_bytes));
+    if (!one) {
+        td_json_write_member_int(&w, "gpu_bytes", (int64_t)need->device_bytes);
+        td_json_write_member_int(&w, "host_bytes", (int64_t)need->host_bytes);
+        td_json_write_member_int(&w, "available_host_bytes", (int64_t)available->host_bytes);
+    }
+    td_json_write_member_int(&w, "kv_bytes_per_token", (int64_t)p->fit.need.plan.kv_bytes_per_token);
+    td_json_write_member_int(&w, "state_bytes_per_slot", (int64_t)p->fit.need.plan.state_bytes_per_slot);
     td_json_write_member_bool(&w, "fits", p->fit.fits);
     td_json_write_member_int(&w, "largest_window", p->fit.largest);
     td_json_write_end(&w, '}');

@@ -8,7 +8,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/serve_settings.h"
+#include "cli/serve_memory.h"
 #include "engine/engine.h"
 #include "server/server.h"
 #include "text/chat_encode.h"
@@ -27,7 +27,7 @@ enum { STOP_GRACE_S = 10, LOG_STEP_MS = 1000, ALIASES_MAX = 16, KEYS_MAX = 64 };
 typedef struct serving {
     td_settings settings;
     td_serve_shape shape;
-    td_model_plan plan;
+    td_serve_fit fit;
     td_checkpoint *checkpoint;
     td_tokenizer *tokenizer;
     td_dev *dev;
@@ -38,7 +38,7 @@ typedef struct serving {
     td_server *server;
     int rank, world;
     int32_t n_ids; /* ids the tokenizer knows */
-    int64_t start_ns, last_log_ns;
+    int64_t start_ns, load_ns, last_log_ns;
     atomic_bool stop; /* a signal came */
     atomic_bool link_is_open;
     atomic_bool serves; /* rank 0 takes requests: it is asked to stop through `stop`, not through the link */
@@ -100,35 +100,56 @@ static void end_signals(serving *s)
     s->signals_run = false;
 }
 
-/* What this rank takes, against what the machine has. On TD_ENOMEM the largest window that fits goes to stdout, where
- * the start script reads it. */
+static double gib(size_t n_bytes)
+{
+    return (double)n_bytes * 0x1p-30;
+}
+
+static double mib(size_t n_bytes)
+{
+    return (double)n_bytes * 0x1p-20;
+}
+
+/* "3.10 GiB" or, where host and GPU are two places, "3.10 GiB of GPU 0 and 0.04 GiB of the host". */
+static const char *memory_text(const serving *s, const td_serve_memory *memory, char *out, size_t cap)
+{
+    if (td_serve_one_memory(&s->shape))
+        snprintf(out, cap, "%.2f GiB", gib(memory->device_bytes + memory->host_bytes));
+    else
+        snprintf(out, cap, "%.2f GiB of GPU %d and %.2f GiB of the host", gib(memory->device_bytes), s->shape.gpu.index,
+                 gib(memory->host_bytes));
+    return out;
+}
+
+/* The largest window that fits goes to stdout, where scripts read it. */
+static void print_largest(int32_t context_tokens)
+{
+    printf("largest_window=%d\n", context_tokens);
+    fflush(stdout);
+}
+
+/* What this rank takes, against what the machine has. */
 static td_status fit(serving *s, td_error *err)
 {
-    td_serve_fit fit;
+    char need[96], available[96];
     int32_t asked = s->shape.context_tokens;
-    td_status status = td_serve_fit_shape(&s->shape, &s->settings, s->checkpoint, &fit, err);
+    td_status status = td_serve_fit_shape(&s->shape, &s->settings, s->checkpoint, &s->fit, err);
     if (status) return status;
-    s->plan = fit.plan;
-    if (!fit.fits) {
-        printf("largest_window=%d\n", fit.largest);
-        fflush(stdout);
-        return td_fail(
-            err, TD_ENOMEM,
-            "%.2f GiB are needed, %.2f GiB are free for this rank beside the reserve of %.2f GiB; the largest "
-            "window that fits, with a pool for one window, is %d tokens (--context, --pool-tokens)",
-            (double)fit.total_bytes * 0x1p-30, (double)fit.available_bytes * 0x1p-30,
-            (double)s->shape.reserve_bytes * 0x1p-30, fit.largest);
+    const td_model_plan *plan = &s->fit.need.plan;
+    memory_text(s, &s->fit.need.memory, need, sizeof need);
+    memory_text(s, &s->fit.available, available, sizeof available);
+    if (!s->fit.fits) {
+        print_largest(s->fit.largest);
+        return td_fail(err, TD_ENOMEM,
+                       "%s are needed, %s are free for this rank beside the reserve of %.2f GiB; the largest window "
+                       "that fits, with a pool for one window, is %d tokens (--context, --pool-tokens)",
+                       need, available, gib(s->shape.reserve_bytes), s->fit.largest);
     }
     if (s->shape.context_tokens < asked)
         td_log(TD_LOG_INFO, "serve", "window: %d tokens, the largest that fits", s->shape.context_tokens);
-    td_log(TD_LOG_INFO, "serve",
-           "memory: %.2f GiB at most (weights %.1f MiB, KV pool %.1f MiB for %d tokens), %.2f GiB free",
-           (double)fit.total_bytes * 0x1p-30,
-           (double)(s->plan.experts_bytes + s->plan.dense_bytes + s->plan.embed_bytes + s->plan.head_bytes +
-                    s->plan.mtp_bytes) *
-               0x1p-20,
-           (double)s->plan.kv_bytes * 0x1p-20, s->shape.model.n_blocks * TD_BLOCK,
-           (double)fit.available_bytes * 0x1p-30);
+    td_log(TD_LOG_INFO, "serve", "memory: %s at most (weights %.1f MiB, KV pool %.1f MiB for %d tokens), %s free", need,
+           mib(plan->experts_bytes + plan->dense_bytes + plan->embed_bytes + plan->head_bytes + plan->mtp_bytes),
+           mib(plan->kv_bytes), s->shape.model.n_blocks * TD_BLOCK, available);
     return TD_OK;
 }
 
@@ -267,15 +288,21 @@ static td_status open_link(serving *s, td_error *err)
     o.late_ms = 1000 * (int)td_settings_int(&s->settings, "late-timeout-s");
     size_t engine_region, engine_gather;
     td_engine_link_bytes(td_checkpoint_config(s->checkpoint), &engine_region, &engine_gather);
-    if (o.gather_max_bytes < s->plan.link_gather_bytes) o.gather_max_bytes = s->plan.link_gather_bytes;
+    if (o.gather_max_bytes < s->fit.need.plan.link_gather_bytes)
+        o.gather_max_bytes = s->fit.need.plan.link_gather_bytes;
     if (o.gather_max_bytes < engine_gather) o.gather_max_bytes = engine_gather;
-    o.region_bytes = s->plan.link_region_bytes + engine_region;
+    o.region_bytes = s->fit.need.plan.link_region_bytes + engine_region;
     td_status status = td_link_open(&o, &s->link, err);
     if (status) return status;
     atomic_store(&s->link_is_open, true);
     if (atomic_load(&s->stop)) return td_fail(err, TD_ECANCELED, "stopped while the ranks met"); /* unannounced */
     if (s->world > 1) td_log(TD_LOG_INFO, "serve", "pair formed over %s", td_link_transport(s->link));
     return TD_OK;
+}
+
+static double gb_per_s(uint64_t n_bytes, int64_t ns)
+{
+    return ns > 0 ? (double)n_bytes / (double)ns : 0.0;
 }
 
 static bool on_progress(void *user, uint64_t done, uint64_t total)
@@ -290,21 +317,31 @@ static bool on_progress(void *user, uint64_t done, uint64_t total)
     int64_t now = td_now_ns();
     if (now - s->last_log_ns > (int64_t)LOG_STEP_MS * 1000000) {
         s->last_log_ns = now;
-        td_log(TD_LOG_INFO, "serve", "weights: %.1f of %.1f MiB", (double)done * 0x1p-20, (double)total * 0x1p-20);
+        td_log(TD_LOG_INFO, "serve", "weights: %.1f of %.1f MiB, %.2f GB/s", mib(done), mib(total),
+               gb_per_s(done, now - s->load_ns));
     }
     return !atomic_load(&s->stop) && td_link_state(s->link) == TD_LINK_UP;
 }
 
-static td_status load(serving *s, td_error *err)
+/* Packing on a GPU is only enqueued by then: what became of it shows at the sync. */
+static td_status load_model(serving *s, td_error *err)
 {
-    td_status status = td_serve_device(&s->shape, td_checkpoint_config(s->checkpoint), &s->dev, err);
-    if (status) return status;
-    td_ops_init(&s->ops, s->dev);
-    s->last_log_ns = td_now_ns();
-    status = td_model_create(s->dev, &s->ops, s->link, s->checkpoint, &s->shape.model, on_progress, s, &s->model, err);
+    const td_model_plan *plan = &s->fit.need.plan;
+    s->load_ns = s->last_log_ns = td_now_ns();
+    td_status status =
+        td_model_create(s->dev, &s->ops, s->link, s->checkpoint, &s->shape.model, on_progress, s, &s->model, err);
     if (status == TD_ECANCELED && td_link_state(s->link) == TD_LINK_LOST) return td_link_lost_reason(s->link, err);
+    if (!status) status = td_dev_sync(s->dev, err);
     if (status) return status;
-    if ((status = td_link_barrier(s->link, "loaded", 0, err))) return status;
+    int64_t ns = td_now_ns() - s->load_ns;
+    size_t n_bytes = plan->experts_bytes + plan->dense_bytes + plan->embed_bytes + plan->head_bytes + plan->mtp_bytes;
+    td_log(TD_LOG_INFO, "serve", "weights: %.3f GiB in %.2f s (%.2f GB/s)", gib(n_bytes), (double)ns * 1e-9,
+           gb_per_s(n_bytes, ns));
+    return TD_OK;
+}
+
+static td_status create_engine(serving *s, td_error *err)
+{
     td_engine_options o = { .rank = s->rank,
                             .world = s->world,
                             .n_slots = s->shape.model.n_slots,
@@ -315,6 +352,55 @@ static td_status load(serving *s, td_error *err)
                             .n_ids = s->n_ids,
                             .seed_salt = (uint64_t)td_settings_int(&s->settings, "seed-salt") };
     return td_engine_create(s->model, s->link, &o, &s->engine, err);
+}
+
+/* The plan against the driver's account. What other programs, or a rank on the same GPU, took or gave back meanwhile is
+ * in it. */
+static void log_gpu_memory(const serving *s)
+{
+    td_gpu now;
+    const td_gpu *before = &s->shape.gpu;
+    const td_serve_memory *need = &s->fit.need.memory;
+    if (s->shape.backend != TD_CUDA || td_gpu_query(before->index, &now, NULL)) return;
+    size_t planned = need->device_bytes, from = before->free_bytes, to = now.free_bytes;
+    if (td_serve_one_memory(&s->shape)) {
+        planned += need->host_bytes;
+        from = s->fit.host_free_bytes;
+        to = td_mem_available_bytes();
+    }
+    double taken = mib(from) - mib(to);
+    td_log(TD_LOG_INFO, "serve", "GPU %d: %.1f MiB taken, planned %.1f MiB (%+.1f %%)", before->index, taken,
+           mib(planned), 100.0 * (taken / mib(planned) - 1.0));
+}
+
+/* Memory was planned and could not be had: everything is given back, then what is free now is looked at. */
+static td_status no_memory(serving *s, td_error *err)
+{
+    int32_t largest;
+    td_error ignored;
+    td_model_destroy(s->model);
+    td_dev_destroy(s->dev);
+    s->model = NULL;
+    s->dev = NULL;
+    if (td_serve_refit(&s->shape, &s->settings, s->checkpoint, &s->fit.need.memory, &largest, &ignored))
+        return err->status;
+    print_largest(largest);
+    td_error why = *err;
+    return td_fail(err, TD_ENOMEM,
+                   "%.600s; the largest window that fits into what is free now is %d tokens (--context)", why.text,
+                   largest);
+}
+
+static td_status load(serving *s, td_error *err)
+{
+    td_status status = td_serve_device(&s->shape, td_checkpoint_config(s->checkpoint), &s->dev, err);
+    if (!status) td_ops_init(&s->ops, s->dev);
+    if (!status) status = load_model(s, err);
+    if (!status) status = td_link_barrier(s->link, "loaded", 0, err);
+    if (!status) status = create_engine(s, err);
+    if (status == TD_ENOMEM) return no_memory(s, err);
+    if (!status) log_gpu_memory(s);
+    return status;
 }
 
 /* Rank 0, serving: until a signal, or the engine fails. */

@@ -1,12 +1,10 @@
 /* See serve_settings.h. */
 #include "cli/serve_settings.h"
 
-#include "engine/engine.h"
-
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_CONTEXT = 1048576, LINK_BYTES_SLACK = 4 << 20, AUTO_WINDOW_STEP = 32768 };
+enum { MAX_CONTEXT = 1048576 };
 
 const td_setting td_serve_settings[] = {
     { .name = "model",
@@ -335,99 +333,10 @@ td_status td_serve_shape_of(const td_settings *settings, const td_config *config
     return choose_backend(settings, out, err);
 }
 
-td_status td_serve_bytes(const td_serve_shape *shape, const td_checkpoint *checkpoint, td_model_plan *plan,
-                         size_t *total_bytes, td_error *err)
-{
-    td_ops ops;
-    td_dev_limits limits;
-    td_model_dev_limits(td_checkpoint_config(checkpoint), &shape->model, &limits);
-    td_dev *dev = td_dev_create_sizes(shape->backend, shape->exact_fp32);
-    if (!dev) return td_fail(err, TD_ENOMEM, "plan: out of memory");
-    td_ops_init(&ops, dev);
-    td_status status = td_model_plan_bytes(dev, &ops, checkpoint, &shape->model, plan, err);
-    td_dev_destroy(dev);
-    if (status) return status;
-    const td_config *config = td_checkpoint_config(checkpoint);
-    td_engine_options engine = { .n_slots = shape->model.n_slots,
-                                 .context_tokens = shape->context_tokens,
-                                 .n_blocks = shape->model.n_blocks };
-    size_t engine_region, engine_gather;
-    td_engine_link_bytes(config, &engine_region, &engine_gather);
-    size_t scratch = shape->backend == TD_CUDA ? td_dev_cuda_scratch_bytes(&limits)
-                                               : td_dev_scratch_bytes(&limits, shape->exact_fp32, shape->n_threads);
-    *total_bytes = plan->total_bytes + scratch + plan->link_region_bytes + engine_region +
-                   td_engine_bytes(config, &engine) + LINK_BYTES_SLACK;
-    return TD_OK;
-}
-
-td_status td_serve_largest(const td_serve_shape *shape, const td_checkpoint *checkpoint, size_t available_bytes,
-                           int32_t *context_tokens, td_error *err)
-{
-    int32_t low = 0, high = shape->context_tokens / TD_BLOCK; /* low fits, in blocks; 0 stands for nothing */
-    while (low < high) {
-        td_serve_shape tried = *shape;
-        td_model_plan plan;
-        size_t total_bytes;
-        int32_t middle = low + (high - low + 1) / 2;
-        tried.context_tokens = middle * TD_BLOCK;
-        tried.model.context_tokens = tried.context_tokens;
-        tried.model.n_blocks = middle;
-        td_status status = td_serve_bytes(&tried, checkpoint, &plan, &total_bytes, err);
-        if (status) return status;
-        if (total_bytes <= available_bytes)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    *context_tokens = low * TD_BLOCK;
-    return TD_OK;
-}
-
 td_status td_serve_device(const td_serve_shape *shape, const td_config *config, td_dev **out, td_error *err)
 {
     td_dev_limits limits;
     td_model_dev_limits(config, &shape->model, &limits);
     if (shape->backend == TD_CUDA) return td_dev_create_cuda(&limits, shape->gpu.index, out, err);
     return td_dev_create_cpu(&limits, shape->n_threads, shape->exact_fp32, out, err);
-}
-
-static size_t available_bytes(const td_serve_shape *shape, const td_settings *settings)
-{
-    size_t available = td_mem_available_bytes();
-    if (shape->backend == TD_CUDA) available = shape->gpu.free_bytes;
-    available = available > shape->reserve_bytes ? available - shape->reserve_bytes : 0;
-    bool both_here = shape->model.world > 1 && strncmp(td_settings_text(settings, "master"), "127.", 4) == 0;
-    return both_here ? available / 2 : available;
-}
-
-td_status td_serve_fit_shape(td_serve_shape *shape, const td_settings *settings, const td_checkpoint *checkpoint,
-                             td_serve_fit *out, td_error *err)
-{
-    td_serve_fit fit = { .available_bytes = available_bytes(shape, settings), .largest = shape->context_tokens };
-    td_status status = td_serve_bytes(shape, checkpoint, &fit.plan, &fit.total_bytes, err);
-    if (!status && fit.total_bytes > fit.available_bytes) {
-        status = td_serve_largest(shape, checkpoint, fit.available_bytes, &fit.largest, err);
-        if (!status && fit.largest >= TD_BLOCK && td_settings_int(settings, "context") == 0) {
-            int32_t window = fit.largest;
-            if (window > AUTO_WINDOW_STEP) window -= window % AUTO_WINDOW_STEP; /* ranks a moment apart agree */
-            td_serve_set_context(shape, settings, window);
-            status = td_serve_bytes(shape, checkpoint, &fit.plan, &fit.total_bytes, err);
-        }
-    }
-    if (status) return status;
-    fit.fits = fit.total_bytes <= fit.available_bytes; /* not after shrinking either: a pool that was asked for */
-    *out = fit;
-    return TD_OK;
-}
-
-size_t td_mem_available_bytes(void)
-{
-    size_t kib = SIZE_MAX / 1024;
-    char line[256];
-    FILE *file = fopen("/proc/meminfo", "r");
-    if (!file) return SIZE_MAX;
-    while (fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
-    fclose(file);
-    return kib * 1024;
 }

@@ -77,6 +77,7 @@ static bool is_lost(int code)
 
 td_status td_gpu_failed(int index, const char *op, int code, const char *text, td_error *err)
 {
+    if (code == TD_GPU_NO_MEMORY) return td_fail(err, TD_ENOMEM, "GPU %d: %s: out of memory", index, op);
     if (!is_lost(code)) return td_fail(err, TD_ECUDA, "GPU %d: %s: %s (error %d)", index, op, text, code);
     return td_fail(err, TD_ECUDA,
                    "GPU %d is lost: %s: %s (error %d); the driver's account stands in the kernel log behind \"Xid\": "

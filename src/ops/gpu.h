@@ -69,7 +69,7 @@ td_status td_gpu_no_code(const td_gpu *gpu, const int *archs, int n_archs, td_er
 td_status td_gpu_no_start(int index, int code, const char *text, td_error *err);
 
 /* Operation `op` failed while it ran, or was not accepted. A code after which the GPU answers nothing more to this
- * process says so, and where the driver's own account stands. TD_ECUDA. */
+ * process says so, and where the driver's own account stands. TD_ECUDA; TD_ENOMEM: there was no memory for it. */
 td_status td_gpu_failed(int index, const char *op, int code, const char *text, td_error *err);
 
 TD_END_C
