@@ -45,7 +45,8 @@ typedef struct attend_block {
                                    * that is found through shared memory is read by the slower generic loads */
     float score[HEADS][TOKENS];
     td_bf16 high[HEADS][P_PITCH], rest[HEADS][P_PITCH];
-    float max[HEADS], sum[HEADS];
+    float max[HEADS], sum[HEADS];   /* of a partial; of prompts: of all partials so far */
+    float old[HEADS], fresh[HEADS]; /* prompts: factors of what was there and of what the last partial brings */
 } attend_block;
 
 /* Neighbouring rows differ in bit 2 and every eight rows take eight different places, so that neither the score's loads
@@ -98,27 +99,47 @@ static TD_DEVICE void find_rows(const attend_args &a, const tokens &u, int slot,
                                                  (size_t)td_latent_row(a.cache, slot, token_at(u, first + t)));
 }
 
-/* Rows of find_rows() into shared memory; a thread keeps to one piece of every eighth row. */
+/* Rows of find_rows() on their way into shared memory; a thread keeps to one piece of every eighth row. */
+enum { STEP = THREADS / PIECES };
+
+typedef struct codes {
+    uint2 row[TOKENS / STEP];
+    float scale[TOKENS / STEP];
+} codes;
+
+/* fp8: all on their way before the first is needed. */
+static TD_DEVICE void ask_codes(const attend_args &a, const attend_block *s, codes *c)
+{
+    int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
+    bool inside = piece < a.cache.kv_lora / 8;
+    const uint8_t *latents = (const uint8_t *)a.cache.latents;
+#pragma unroll
+    for (int j = 0; j < TOKENS / STEP; j++) {
+        int64_t at = inside ? s->row[first + j * STEP] : -1;
+        c->row[j] = at >= 0 ? *(const uint2 *)(latents + at + piece * 8) : make_uint2(0, 0);
+        c->scale[j] = at >= 0 ? *(const float *)(latents + at + a.cache.kv_lora) : 1.0f;
+    }
+}
+
+static TD_DEVICE void put_codes(const codes *c, attend_block *s)
+{
+    int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
+#pragma unroll
+    for (int j = 0; j < TOKENS / STEP; j++) {
+        int t = first + j * STEP;
+        s->latent[t][piece_at(t, piece)] = dequantise(c->row[j], c->scale[j]);
+    }
+}
+
 static TD_DEVICE void load_latents(const attend_args &a, attend_block *s)
 {
-    const int STEP = THREADS / PIECES;
     int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
     bool inside = piece < a.cache.kv_lora / 8;
     const uint8_t *latents = (const uint8_t *)a.cache.latents;
     if (a.cache.format == TD_KV_FP8) {
-        uint2 codes[TOKENS / STEP]; /* all on their way before the first is needed */
-        float scale[TOKENS / STEP];
-#pragma unroll
-        for (int j = 0; j < TOKENS / STEP; j++) {
-            int64_t at = inside ? s->row[first + j * STEP] : -1;
-            codes[j] = at >= 0 ? *(const uint2 *)(latents + at + piece * 8) : make_uint2(0, 0);
-            scale[j] = at >= 0 ? *(const float *)(latents + at + a.cache.kv_lora) : 1.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < TOKENS / STEP; j++) {
-            int t = first + j * STEP;
-            s->latent[t][piece_at(t, piece)] = dequantise(codes[j], scale[j]);
-        }
+        codes c;
+        ask_codes(a, s, &c);
+        put_codes(&c, s);
         return;
     }
 #pragma unroll
@@ -139,6 +160,9 @@ template <int AHEAD> static TD_DEVICE void scores(const attend_args &a, int row,
     int head = warp % 2 * 16 + g, token = warp / 2 * 8, last = a.n_heads - 1 - head0;
     const td_bf16 *q = a.q + ((size_t)row * a.n_heads + head0 + min(head, last)) * a.cache.kv_lora + 8 * t;
     int second_head = (min(head + 8, last) - min(head, last)) * a.cache.kv_lora;
+    /* piece_at() exchanges the low three bits only: two places serve all steps. */
+    const uint4 *even = &s->latent[token + g][piece_at(token + g, t)],
+                *odd = &s->latent[token + g][piece_at(token + g, 4 + t)];
     float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
 #pragma unroll 1
     for (int k = 0; k < a.cache.kv_lora; k += 32 * AHEAD) {
@@ -151,7 +175,8 @@ template <int AHEAD> static TD_DEVICE void scores(const attend_args &a, int row,
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            uint4 b = s->latent[token + g][piece_at(token + g, k / 8 + 4 * i + t)];
+            uint4 b = AHEAD == 1 ? s->latent[token + g][piece_at(token + g, k / 8 + t)]
+                                 : (i % 2 ? odd : even)[k / 8 + i / 2 * 8];
             uint32_t first[4] = { next[i][0].x, next[i][1].x, next[i][0].y, next[i][1].y },
                      second[4] = { next[i][0].z, next[i][1].z, next[i][0].w, next[i][1].w };
             td_mma_bf16(c, first, b.x, b.y);
@@ -162,8 +187,19 @@ template <int AHEAD> static TD_DEVICE void scores(const attend_args &a, int row,
     for (int i = 0; i < 4; i++) s->score[head + i / 2 * 8][token + 2 * t + i % 2] = c[i] * a.scale;
 }
 
-/* Scores of n tokens become p in two parts; maximum and sum of each head. A warp two heads. */
-static TD_DEVICE void softmax(int n, attend_block *s)
+/* Factors of what is there and of what comes. */
+static TD_DEVICE void merge(float *max, float *sum, float m, float z, float *old, float *fresh)
+{
+    float most = fmaxf(m, *max);
+    *old = td_expf(*max - most);
+    *fresh = td_expf(m - most);
+    *max = most;
+    *sum = fmaf(z, *fresh, *sum * *old);
+}
+
+/* Scores of n tokens become p in two parts; maximum and sum of each head. A warp two heads. RUNNING: merged with those
+ * of the partials before, if this is not the first, and the factors of both. */
+template <bool RUNNING> static TD_DEVICE void softmax(int n, bool is_first, attend_block *s)
 {
     int lane = threadIdx.x % 32;
     for (int h = threadIdx.x / 32; h < HEADS; h += WARPS) {
@@ -176,6 +212,17 @@ static TD_DEVICE void softmax(int n, attend_block *s)
         s->high[h][lane + 32] = td_to_bf16(h1);
         s->rest[h][lane] = td_to_bf16(p0 - h0);
         s->rest[h][lane + 32] = td_to_bf16(p1 - h1);
+        if (RUNNING && !is_first) {
+            float all_max = s->max[h], all_sum = s->sum[h], old, fresh;
+            merge(&all_max, &all_sum, max, sum, &old, &fresh);
+            max = all_max;
+            sum = all_sum;
+            __syncwarp();
+            if (lane == 0) {
+                s->old[h] = old;
+                s->fresh[h] = fresh;
+            }
+        }
         if (lane == 0) {
             s->max[h] = max;
             s->sum[h] = sum;
@@ -222,22 +269,12 @@ template <int UNROLL> static TD_DEVICE void weigh(const attend_block *s, float v
     }
 }
 
-/* The partial whose rows were found, into v and the statistics; NEXT: finds the rows of the next one meanwhile. */
-template <bool NEXT>
-static TD_DEVICE void run_partial(const attend_args &a, const tokens &u, int row, int head0, int first, attend_block *s,
-                                  float v[2][NT][4])
+static TD_DEVICE void any_scores(const attend_args &a, int row, int head0, attend_block *s)
 {
-    load_latents(a, s);
-    __syncthreads();
     if (a.cache.kv_lora % 128 == 0)
         scores<4>(a, row, head0, s);
     else
         scores<1>(a, row, head0, s);
-    if (NEXT && first + TOKENS < u.total) find_rows(a, u, a.segments[a.seg[row]].slot, first + TOKENS, s);
-    __syncthreads();
-    softmax(min(u.total - first, (int)TOKENS), s);
-    __syncthreads();
-    weigh<NEXT ? TOKENS / 16 : 1>(s, v);
 }
 
 /* Head and value index of element i of v, as weigh() leaves them. */
@@ -262,7 +299,13 @@ static __global__ void __launch_bounds__(THREADS, 2) k_attend_partial(attend_arg
     float v[2][NT][4];
     find_rows(a, u, a.segments[a.seg[row]].slot, partial * TOKENS, s);
     __syncthreads();
-    run_partial<false>(a, u, row, head0, partial * TOKENS, s, v);
+    load_latents(a, s);
+    __syncthreads();
+    any_scores(a, row, head0, s);
+    __syncthreads();
+    softmax<false>(min(u.total - partial * TOKENS, (int)TOKENS), true, s);
+    __syncthreads();
+    weigh<1>(s, v);
     size_t at = ((size_t)blockIdx.z * a.n_partials + partial) * a.n_heads + head0;
 #pragma unroll
     for (int i = 0; i < 8 * NT; i += 2) {
@@ -273,16 +316,6 @@ static __global__ void __launch_bounds__(THREADS, 2) k_attend_partial(attend_arg
     }
     if (threadIdx.x < HEADS && head0 + threadIdx.x < a.n_heads)
         a.mz[at + threadIdx.x] = make_float2(s->max[threadIdx.x], s->sum[threadIdx.x]);
-}
-
-/* Factors of what is there and of what comes. */
-static TD_DEVICE void merge(float *max, float *sum, float m, float z, float *old, float *fresh)
-{
-    float most = fmaxf(m, *max);
-    *old = td_expf(*max - most);
-    *fresh = td_expf(m - most);
-    *max = most;
-    *sum = fmaf(z, *fresh, *sum * *old);
 }
 
 /* A block a row and head, a thread two values. */
@@ -308,7 +341,23 @@ static __global__ void k_attend_merge(attend_args a)
     *(uint32_t *)(a.ol + ((size_t)row * a.n_heads + head) * a.cache.kv_lora + c) = td_pack_bf16(v.x / sum, v.y / sum);
 }
 
-/* A block a row and 32 heads, partials one after the other. */
+/* sum_v = v, or joined by the factors of softmax<true>(). */
+static TD_DEVICE void join(const attend_block *s, bool is_first, const float v[2][NT][4], float sum_v[2][NT][4])
+{
+#pragma unroll
+    for (int h = 0; h < 4; h++) { /* heads g, g + 8, g + 16, g + 24 */
+        int head = h * 8 + threadIdx.x % 32 / 4;
+        float old = s->old[head], fresh = s->fresh[head];
+#pragma unroll
+        for (int i = 0; i < 2 * NT; i++) {
+            float *to = &sum_v[h / 2][i / 2][h % 2 * 2 + i % 2], part = v[h / 2][i / 2][h % 2 * 2 + i % 2];
+            *to = is_first ? part : fmaf(part, fresh, *to * old);
+        }
+    }
+}
+
+/* A block a row and 32 heads, partials one after the other. The next one's rows are found during the scores, and asked
+ * for before the softmax. */
 static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
 {
     td_begin();
@@ -316,33 +365,34 @@ static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
     attend_block *s = (attend_block *)smem;
     int row = a.row0 + blockIdx.x, head0 = blockIdx.y * HEADS;
     tokens u = tokens_of(a, row);
-    float v[2][NT][4], sum_v[2][NT][4], max[4], sum[4]; /* statistics of heads g, g + 8, g + 16, g + 24 */
-    find_rows(a, u, a.segments[a.seg[row]].slot, 0, s);
+    float v[2][NT][4], sum_v[2][NT][4];
+    codes c;
+    bool fp8 = a.cache.format == TD_KV_FP8;
+    int slot = a.segments[a.seg[row]].slot;
+    find_rows(a, u, slot, 0, s);
     __syncthreads();
+    if (fp8) ask_codes(a, s, &c);
     for (int first = 0; first < u.total; first += TOKENS) {
-        run_partial<true>(a, u, row, head0, first, s, v);
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            float m = s->max[h * 8 + threadIdx.x % 32 / 4], z = s->sum[h * 8 + threadIdx.x % 32 / 4], old = 0.0f,
-                  fresh = 1.0f;
-            if (first == 0) {
-                max[h] = m;
-                sum[h] = z;
-            } else {
-                merge(&max[h], &sum[h], m, z, &old, &fresh);
-            }
-#pragma unroll
-            for (int i = 0; i < 2 * NT; i++) {
-                float *to = &sum_v[h / 2][i / 2][h % 2 * 2 + i % 2], part = v[h / 2][i / 2][h % 2 * 2 + i % 2];
-                *to = first == 0 ? part : fmaf(part, fresh, *to * old);
-            }
-        }
+        bool more = first + TOKENS < u.total;
+        if (fp8)
+            put_codes(&c, s);
+        else
+            load_latents(a, s);
+        __syncthreads();
+        any_scores(a, row, head0, s);
+        if (more) find_rows(a, u, slot, first + TOKENS, s);
+        __syncthreads();
+        if (fp8 && more) ask_codes(a, s, &c);
+        softmax<true>(min(u.total - first, (int)TOKENS), first == 0, s);
+        __syncthreads();
+        weigh<TOKENS / 16>(s, v);
+        join(s, first == 0, v, sum_v);
         __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < 8 * NT; i += 2) {
         int h = head_of(i), c = value_of(i);
-        float z = sum[i / (4 * NT) * 2 + i / 2 % 2];
+        float z = s->sum[h];
         if (head0 + h < a.n_heads && c < a.cache.kv_lora)
             *(uint32_t *)(a.ol + ((size_t)row * a.n_heads + head0 + h) * a.cache.kv_lora + c) = td_pack_bf16(
                 sum_v[i / (4 * NT)][i / 4 % NT][i % 4] / z, sum_v[i / (4 * NT)][i / 4 % NT][i % 4 + 1] / z);
