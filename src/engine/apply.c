@@ -151,7 +151,7 @@ static td_status sample(td_engine *engine, const td_step *step, const td_batch *
     return TD_OK;
 }
 
-td_status td_engine_apply(td_engine *engine, const td_step *step, td_error *err)
+static td_status apply(td_engine *engine, const td_step *step, td_error *err)
 {
     td_status status;
     td_batch batch;
@@ -168,4 +168,13 @@ td_status td_engine_apply(td_engine *engine, const td_step *step, td_error *err)
     if ((status = td_model_commit(engine->model, keep, err))) return status;
     for (int i = 0; i < step->n_rows; i++) engine->slots[step->rows[i].slot].pos += step->rows[i].n_rows;
     return sample(engine, step, &batch, err);
+}
+
+/* Whoever noticed that the device failed knows what it was doing; the device knows what happened, and what to look for.
+ */
+td_status td_engine_apply(td_engine *engine, const td_step *step, td_error *err)
+{
+    td_status status = apply(engine, step, err);
+    if (status == TD_ECUDA) (void)td_dev_sync(td_model_dev(engine->model), err);
+    return status;
 }

@@ -4,7 +4,7 @@
 #include "engine_support.h"
 
 #include "base/clock.h"
-#include "ops/dev.h"
+#include "ops/dev_impl.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -298,6 +298,45 @@ static void test_background(void **state)
     assert_int_equal(td_en_stop(&en), 0);
 }
 
+/* A device that is lost at its first router: what the device says of it is what everyone hears. */
+static bool lost;
+
+static td_status lost_router(td_dev *dev, const td_router_args *a)
+{
+    (void)dev;
+    (void)a;
+    lost = true;
+    return TD_ECUDA;
+}
+
+static td_status lost_sync(td_dev *dev, td_error *err)
+{
+    (void)dev;
+    return lost ? td_fail(err, TD_ECUDA, "GPU 0 is lost: router: an illegal memory access") : TD_OK;
+}
+
+static void test_device_is_lost(void **state)
+{
+    (void)state;
+    static td_en_reply got;
+    int32_t ids[64];
+    td_error err;
+    td_en en;
+    td_en_start(&en, 1, "shm", 16, 16);
+    const td_dev_calls *calls = en.rig.dev->calls;
+    td_dev_calls failing = *calls;
+    failing.sync = lost_sync;
+    en.rig.dev->calls = &failing;
+    en.rig.ops.router = lost_router;
+    td_request_options o = prompt(0, ids, 20, 5);
+    td_en_ask(&en, &o, &got);
+    assert_int_equal(got.finish, TD_FINISH_ERROR);
+    assert_int_equal(td_engine_health(en.engine, &err), TD_ECUDA);
+    assert_string_equal(err.text, "GPU 0 is lost: router: an illegal memory access");
+    en.rig.dev->calls = calls;
+    assert_int_equal(td_en_stop(&en), 0);
+}
+
 static void test_no_allocation(void **state)
 {
     (void)state;
@@ -327,6 +366,7 @@ int main(void)
         cmocka_unit_test(test_preempted),
         cmocka_unit_test(test_short_prompt_behind_long),
         cmocka_unit_test(test_background),
+        cmocka_unit_test(test_device_is_lost),
         cmocka_unit_test(test_no_allocation),
     };
     return cmocka_run_group_tests(tests, group_setup, td_en_group_teardown);
