@@ -51,6 +51,15 @@ static inline void *td_cuda_take(td_arena *arena, size_t n_bytes)
     return td_arena_take(arena, n_bytes, 256);
 }
 
+/* Counters of blocks that have arrived, at the end of the products' part: zero at creation, and again after every
+ * operation, because the block that arrives last sets its counter back. */
+enum { TD_COUNTERS_EXPERTS_AT = 0, TD_COUNTERS_EXPERTS = 2048, TD_COUNTERS_ALL = 4096 };
+
+static inline uint32_t *td_cuda_counters(const td_cuda_dev *dev)
+{
+    return (uint32_t *)(void *)(dev->scratch + dev->product_bytes) - TD_COUNTERS_ALL;
+}
+
 size_t td_cuda_product_bytes(const td_dev_limits *limits);
 size_t td_cuda_hyper_bytes(const td_dev_limits *limits);
 size_t td_cuda_router_bytes(const td_dev_limits *limits);

@@ -318,6 +318,8 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
     status = cuda_alloc(&dev->base, dev->scratch_bytes, &memory, err);
     dev->scratch = (unsigned char *)memory;
     if (status != TD_OK) return td_error_prefix(err, "scratch for windows of %d rows", dev->limits.rows);
+    status = cuda_fill(&dev->base, td_cuda_counters(dev), 0, TD_COUNTERS_ALL * sizeof(uint32_t));
+    if (status != TD_OK) return report(dev, err);
     memory = NULL;
     status = cuda_alloc(&dev->base, dev->staging_bytes, &memory, err);
     dev->staging = (unsigned char *)memory;

@@ -3,28 +3,10 @@
  * plain: the row as it is product  gate and up middle   act(H(z) * svh) of both, SwiGLU, EXL3: f16(H(y * suh)) for down
  *   product  down
  *   combine  a row's picks in its own order, H(z) * svh times their weights, then the shared expert
- * H: butterflies in the order of checkpoint/hadamard.h, a warp 128 values, four a lane. */
-#include "ops/cuda/experts.h"
-#include "ops/cuda/moe.h"
+ * Windows of up to 8 rows with 4-bit mcg experts take another way to the same bits (experts_few.cu). */
+#include "ops/cuda/experts_rotate.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024 };
-
-typedef struct experts_args {
-    int n_rows, top_k, n_experts, dim, width, picks;
-    bool exl3;
-    float limit;
-    const td_gpu_matrix *table;
-    const td_bf16 *x;
-    const int32_t *ids;
-    const float *weights, *shared;
-    float *y;
-    int32_t *order, *place; /* sorted pick -> pick; pick -> sorted pick or -1 */
-    td_item *items;
-    int32_t *n_items, *n_sorted;
-    td_bf16 *in, *mid; /* [2][picks][in_stride], [picks][mid_stride] */
-    size_t in_stride, mid_stride;
-    float *z, *out; /* [picks][2 * width], [picks][dim] */
-} experts_args;
 
 /* Inclusive sum over the first TD_EXPERTS_MAX threads of a block. warp_sum: [TD_EXPERTS_MAX / 32]. */
 static TD_DEVICE uint32_t scan(uint32_t x, uint32_t *warp_sum)
@@ -41,7 +23,7 @@ static TD_DEVICE uint32_t scan(uint32_t x, uint32_t *warp_sum)
 }
 
 /* The order of an expert's picks among each other is left to chance: it decides no bit. */
-static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(experts_args a, int item_picks)
+static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_experts_call a, int item_picks)
 {
     td_begin();
     enum { PICK_BITS = 20 }; /* picks in the low bits of the sum, items above */
@@ -75,59 +57,8 @@ static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(experts_
     }
 }
 
-/* H of a warp's 128 values, four in a row a lane: strides 1, 2 in the lane, 4 .. 64 across lanes; then the scale. */
-static TD_DEVICE void hadamard(float v[4])
-{
-    float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
-    v[0] = a + c;
-    v[1] = b + d;
-    v[2] = a - c;
-    v[3] = b - d;
-#pragma unroll
-    for (int step = 1; step < 32; step <<= 1)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float other = __shfl_xor_sync(0xffffffffu, v[i], step);
-            v[i] = threadIdx.x & step ? other - v[i] : v[i] + other;
-        }
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f; /* 1 / sqrt(128) */
-}
-
-static TD_DEVICE float half_value(const td_f16 *p)
-{
-    return __half2float(*(const __half *)p);
-}
-
-/* f16(H(x * suh)) of values k .. k + 3 of this lane, at their place in a rotated row. */
-static TD_DEVICE void rotate_in(float v[4], const td_f16 *suh, int k, td_bf16 *to)
-{
-    for (int i = 0; i < 4; i++) v[i] *= half_value(suh + k + i);
-    hadamard(v);
-    for (int i = 0; i < 4; i += 2) {
-        __half2 h = __floats2half2_rn(v[i], v[i + 1]);
-        *(__half2 *)(to + td_rotated_at(k + i)) = h;
-    }
-}
-
-/* H(z) * svh of the same values. */
-static TD_DEVICE void rotate_out(float v[4], const td_f16 *svh, int n)
-{
-    hadamard(v);
-    for (int i = 0; i < 4; i++) v[i] *= half_value(svh + n + i);
-}
-
-static TD_DEVICE void load4(const float *p, float v[4])
-{
-    float4 f = *(const float4 *)p;
-    v[0] = f.x;
-    v[1] = f.y;
-    v[2] = f.z;
-    v[3] = f.w;
-}
-
 /* A block a sorted pick and matrix. */
-static __global__ void __launch_bounds__(THREADS) k_experts_inputs(experts_args a)
+static __global__ void __launch_bounds__(THREADS) k_experts_inputs(td_experts_call a)
 {
     td_begin();
     int p = blockIdx.x, matrix = blockIdx.y, lane = threadIdx.x % 32;
@@ -143,12 +74,12 @@ static __global__ void __launch_bounds__(THREADS) k_experts_inputs(experts_args 
     for (int k = threadIdx.x / 32 * 128 + 4 * lane; k < a.dim; k += WARPS * 128) {
         float v[4];
         for (int i = 0; i < 4; i++) v[i] = td_load_bf16(x + k + i);
-        rotate_in(v, suh, k, to);
+        td_rotate_in(v, suh, k, to);
     }
 }
 
 /* A block a sorted pick: z of gate and up to the input of down. */
-static __global__ void __launch_bounds__(THREADS) k_experts_middle(experts_args a)
+static __global__ void __launch_bounds__(THREADS) k_experts_middle(td_experts_call a)
 {
     td_begin();
     int p = blockIdx.x, lane = threadIdx.x % 32;
@@ -163,21 +94,16 @@ static __global__ void __launch_bounds__(THREADS) k_experts_middle(experts_args 
                         : (td_bf16)0;
         return;
     }
-    const td_gpu_matrix *m = a.table + expert;
     for (int i = threadIdx.x / 32 * 128 + 4 * lane; i < a.width; i += WARPS * 128) {
         float gate[4], up[4];
-        load4(z + i, gate);
-        load4(z + a.width + i, up);
-        rotate_out(gate, m[(size_t)TD_MATRIX_GATE * a.n_experts].svh, i);
-        rotate_out(up, m[(size_t)TD_MATRIX_UP * a.n_experts].svh, i);
-        for (int j = 0; j < 4; j++)
-            gate[j] = td_round_bf16(td_swiglu_value(td_round_bf16(gate[j]), td_round_bf16(up[j]), a.limit));
-        rotate_in(gate, m[(size_t)TD_MATRIX_DOWN * a.n_experts].suh, i, to);
+        td_load4(z + i, gate);
+        td_load4(z + a.width + i, up);
+        td_expert_middle(gate, up, a.table + expert, a.n_experts, a.limit, i, to);
     }
 }
 
 /* y = sum over picks in order of weight * output, then the shared expert. A warp 128 values of a row. */
-static __global__ void __launch_bounds__(THREADS) k_experts_combine(experts_args a)
+static __global__ void __launch_bounds__(THREADS) k_experts_combine(td_experts_call a)
 {
     td_begin();
     size_t row = blockIdx.y;
@@ -189,8 +115,8 @@ static __global__ void __launch_bounds__(THREADS) k_experts_combine(experts_args
         int p = a.place[pick];
         if (p < 0) continue;
         float v[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, weight = a.weights[pick];
-        if (d < a.dim) load4(a.out + (size_t)p * a.dim + d, v);
-        if (a.exl3) rotate_out(v, a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh, d);
+        if (d < a.dim) td_load4(a.out + (size_t)p * a.dim + d, v);
+        if (a.exl3) td_rotate_out(v, a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh, d);
         for (int i = 0; i < 4; i++) y[i] = fmaf(weight, v[i], y[i]);
     }
     for (int i = 0; i < 4 && d < a.dim; i++)
@@ -348,7 +274,7 @@ static size_t padded(int n)
     return ((size_t)n + TD_TILE_IN - 1) / TD_TILE_IN * TD_TILE_IN;
 }
 
-static void carve(td_arena *arena, size_t picks, int dim, int width, int n_experts, experts_args *a)
+static void carve(td_arena *arena, size_t picks, int dim, int width, int n_experts, td_experts_call *a)
 {
     a->in_stride = padded(dim);
     a->mid_stride = padded(width);
@@ -367,7 +293,7 @@ static void carve(td_arena *arena, size_t picks, int dim, int width, int n_exper
 size_t td_cuda_experts_bytes(const td_dev_limits *limits)
 {
     td_arena arena;
-    experts_args a;
+    td_experts_call a;
     td_arena_init_fixed(&arena, NULL, SIZE_MAX);
     carve(&arena, (size_t)limits->rows * (size_t)limits->top_k, limits->dim, limits->expert_width, limits->n_experts,
           &a);
@@ -385,7 +311,7 @@ static bool shapes_fit(const td_cuda_dev *dev, const td_experts_args *a)
            (size_t)a->n_rows * (size_t)a->top_k < 1u << 17;
 }
 
-static td_status run(td_cuda_dev *dev, const experts_args *e, td_gpu_kind kind)
+static td_status run(td_cuda_dev *dev, const td_experts_call *e, td_gpu_kind kind)
 {
     int item = e->n_rows > TD_WINDOW_MAX ? (int)TD_ITEM_MANY : e->n_rows > 8 ? (int)TD_ITEM_FEW : 8;
     int most = e->n_experts + e->picks / item;
@@ -434,7 +360,9 @@ td_status td_cuda_experts(td_dev *base, const td_experts_args *a)
     if (!a->n_rows) return TD_OK;
     td_arena arena;
     const td_experts *x = a->experts;
-    experts_args e = { a->n_rows, a->top_k, x->n_experts, x->dim, x->width, a->n_rows * a->top_k, x->exl3, a->limit };
+    td_experts_call e = {
+        a->n_rows, a->top_k, x->n_experts, x->dim, x->width, a->n_rows * a->top_k, x->exl3, a->limit
+    };
     e.table = (const td_gpu_matrix *)x->table;
     e.x = (const td_bf16 *)a->x;
     e.ids = a->ids;
@@ -443,5 +371,7 @@ td_status td_cuda_experts(td_dev *base, const td_experts_args *a)
     e.y = a->y;
     td_cuda_scratch(dev, &arena);
     carve(&arena, (size_t)e.picks, x->dim, x->width, x->n_experts, &e);
-    return run(dev, &e, kind_of(x));
+    e.counters = td_cuda_counters(dev) + TD_COUNTERS_EXPERTS_AT;
+    td_gpu_kind kind = kind_of(x);
+    return kind == TD_GPU_MCG4 && td_cuda_experts_few_fits(&e) ? td_cuda_experts_few(dev, &e) : run(dev, &e, kind);
 }

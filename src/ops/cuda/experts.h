@@ -54,6 +54,30 @@ typedef struct td_grouped_args {
 } td_grouped_args;
 td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a);
 
+/* The operation's arguments with the types of the device, and its scratch. Windows of up to 8 rows (experts_few.cu) keep
+ * z, mid and out by pick instead of by sorted pick. */
+typedef struct td_experts_call {
+    int n_rows, top_k, n_experts, dim, width, picks;
+    bool exl3;
+    float limit;
+    const td_gpu_matrix *table;
+    const td_bf16 *x;
+    const int32_t *ids;
+    const float *weights, *shared;
+    float *y;
+    int32_t *order, *place; /* sorted pick -> pick; pick -> sorted pick or -1 */
+    td_item *items;
+    int32_t *n_items, *n_sorted;
+    td_bf16 *in, *mid; /* [2][picks][in_stride], [picks][mid_stride] */
+    size_t in_stride, mid_stride;
+    float *z, *out;     /* [picks][2 * width], [picks][dim] */
+    uint32_t *counters; /* [TD_COUNTERS_EXPERTS], zero between calls */
+} td_experts_call;
+
+/* experts_few.cu: whole calls of up to 8 rows with 4-bit mcg experts; false: not for this call. */
+bool td_cuda_experts_few_fits(const td_experts_call *a);
+td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a);
+
 /* Where input k of a rotated row is stored: within 32 inputs, the eight that lane t of a tensor-core step pair needs
  * are in a row (inputs 2t, 2t+1, 2t+8, 2t+9 of the first step, then of the second). */
 TD_HD static inline int td_rotated_at(int k)

@@ -4,7 +4,7 @@
  * shared memory many  a block takes an item of up to 64 picks and 256 outputs; x passes through shared memory, a warp's
  * 32 outputs stay in registers, and at the end of a slice its sums are added to the total A slice is one chain of steps
  * over ascending inputs; the cut depends on k alone, so both give the same bits. */
-#include "ops/cuda/experts.h"
+#include "ops/cuda/experts_tile.h"
 
 enum {
     WARPS = 8,
@@ -25,40 +25,6 @@ typedef struct product {
         groups; /* groups: of 64 inputs, four steps each (EXL3: k is a multiple of 128; plain: padded with zeros) */
 } product;
 
-static int slices_of(int k)
-{
-    return k >= 2048 ? 8 : k >= 512 ? 4 : k >= 256 ? 2 : 1;
-}
-
-/* The sum of the halves of a product, which is a state's value, in both halves. A product's own halves are operands of
- * one addition: that leaves one byte permute a pair instead of two to the integer units, which are the limit here. */
-static TD_DEVICE uint32_t halves_sum(uint32_t product)
-{
-    uint32_t masked = td_and_xor(product, 0x8fff8fffu, 0x3b603b60u);
-    __half2 h = *(__half2 *)&masked, v = __hadd2(__low2half2(h), __high2half2(h));
-    return *(uint32_t *)&v;
-}
-
-/* Products of two states with the codebook's multiplier -> their two values. */
-static TD_DEVICE uint32_t halves_pair(uint32_t p0, uint32_t p1)
-{
-    return __byte_perm(halves_sum(p0), halves_sum(p1), 0x5410);
-}
-
-/* A lane's eight values of a 4-bit mcg tile from its word and the word of the lane before. States are cut out at whole
- * bytes, one byte permute each; shifting left and what is done by multiplying costs the integer units nothing. 21 of
- * the 39 instructions are theirs, at half rate on Hopper. */
-static TD_DEVICE void decode_mcg4(uint32_t word, uint32_t before, uint32_t a[4])
-{
-    const uint32_t mark = TD_EXL3_MCG_MARK;
-    uint32_t across = __funnelshift_r(word, before, 20), across_up = across * 16u, word_up = word * 16u;
-    uint32_t high = word >> 16, low_product = word * mark + high * (mark * 0xffff0000u); /* (word & 0xffff) * mark */
-    a[0] = halves_pair(__byte_perm(across, 0, 0x4421) * mark, __byte_perm(across_up, 0, 0x4421) * mark);
-    a[2] = halves_pair((across & 0xffffu) * mark, high * mark);
-    a[1] = halves_pair(__byte_perm(word_up, 0, 0x4432) * mark, __byte_perm(word, 0, 0x4421) * mark);
-    a[3] = halves_pair(__byte_perm(word_up, 0, 0x4421) * mark, low_product);
-}
-
 static TD_DEVICE uint32_t state_product(int codebook, uint32_t state)
 {
     return codebook == TD_EXL3_MCG ? state * TD_EXL3_MCG_MARK : state * 89226354u + 64248484u;
@@ -66,7 +32,7 @@ static TD_DEVICE uint32_t state_product(int codebook, uint32_t state)
 
 static TD_DEVICE uint32_t any_pair(int codebook, uint32_t s0, uint32_t s1)
 {
-    if (codebook != TD_EXL3_MUL1) return halves_pair(state_product(codebook, s0), state_product(codebook, s1));
+    if (codebook != TD_EXL3_MUL1) return td_halves_pair(state_product(codebook, s0), state_product(codebook, s1));
     float v[2];
     for (int i = 0; i < 2; i++) {
         uint32_t p = (i ? s1 : s0) * TD_EXL3_MUL1_MARK, sum = __dp4a(p, 0x01010101u, 0u);
@@ -115,14 +81,14 @@ static TD_DEVICE void operands(const product &p, const td_gpu_matrix &m, const u
 #pragma unroll
     for (int c = 0; c < TILES; c++) {
         if (KIND == TD_GPU_MCG4) {
-            decode_mcg4(raw[c], __shfl_sync(0xffffffffu, raw[c], (lane + 31) & 31), a[c]);
+            td_decode_mcg4(raw[c], __shfl_sync(0xffffffffu, raw[c], (lane + 31) & 31), a[c]);
         } else if (column + c >= columns) {
             a[c][0] = a[c][1] = a[c][2] = a[c][3] = 0;
         } else if (KIND == TD_GPU_EXL3 && m.bits2 == 8 &&
                    m.codebook == TD_EXL3_MCG) { /* strips in a layer of several widths */
             const uint32_t *words = (const uint32_t *)m.data +
                                     ((size_t)((column + c) / 4) * (p.a.k / TD_EXL3_TILE) + kt) * 128 + (column + c) % 4;
-            decode_mcg4(__ldg(words + 4 * lane), __ldg(words + 4 * ((lane + 31) & 31)), a[c]);
+            td_decode_mcg4(__ldg(words + 4 * lane), __ldg(words + 4 * ((lane + 31) & 31)), a[c]);
         } else if (KIND == TD_GPU_EXL3) {
             decode_any((const uint32_t *)m.data + ((size_t)kt * columns + column + c) * 4 * m.bits2, m.bits2,
                        m.codebook, a[c]);
@@ -335,7 +301,7 @@ cudaError_t td_cuda_experts_init(void)
 
 td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a)
 {
-    product p = { *a, slices_of(a->k), td_groups(a->k) };
+    product p = { *a, td_expert_slices(a->k), td_groups(a->k) };
     switch (a->kind) {
     case TD_GPU_MCG4: launch<TD_GPU_MCG4>(dev, p); break;
     case TD_GPU_EXL3: launch<TD_GPU_EXL3>(dev, p); break;

@@ -417,7 +417,7 @@ static size_t sums_bytes(const td_dev_limits *limits)
 
 size_t td_cuda_product_bytes(const td_dev_limits *limits)
 {
-    return sums_bytes(limits) + (size_t)ALIGNED_ROWS * IN_MAX * sizeof(td_bf16);
+    return sums_bytes(limits) + (size_t)ALIGNED_ROWS * IN_MAX * sizeof(td_bf16) + TD_COUNTERS_ALL * sizeof(uint32_t);
 }
 
 template <int FORMAT, bool FULL> static void launch_few(const td_cuda_dev *dev, const product &p, dim3 grid)
