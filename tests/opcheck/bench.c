@@ -493,6 +493,49 @@ static void bench_rows(bench *b, int rows)
     give_back(b);
 }
 
+static td_status call_sample_max(bench *b, void *job, int turn)
+{
+    (void)turn;
+    return b->ops->sample_max(b->dev, (const td_sample_args *)job);
+}
+
+static td_status call_sample_summary(bench *b, void *job, int turn)
+{
+    (void)turn;
+    return b->ops->sample_summary(b->dev, (const td_sample_args *)job);
+}
+
+/* One shard's logits, which the head has just left in the cache: top_p 0.95 with lists of n, or (n 0) every token's score. */
+static void bench_sample(bench *b, int rows, int n)
+{
+    enum { COLUMNS = 77440 };
+    td_sample_job jobs[TD_WINDOW_MAX] = { 0 };
+    size_t summary_bytes = td_sample_summary_bytes(n ? n : 1);
+    for (int i = 0; i < rows; i++)
+        jobs[i] = (td_sample_job){ .params = { .temperature = 1, .top_p = n ? 0.95 : 1, .seed = 7 },
+                                   .pos = 1000,
+                                   .top = { .z = 10.0f, .id = 0, .n_allowed = 2 * COLUMNS },
+                                   .out_bytes = (size_t)i * summary_bytes,
+                                   .row = i,
+                                   .mask = -1,
+                                   .n_logprobs = -1,
+                                   .n = n ? n : 1 };
+    td_sample_args a = { .n_jobs = rows,
+                         .n_columns = COLUMNS,
+                         .n_max = n ? n : 1,
+                         .logits = floats(b, (size_t)rows * COLUMNS, 0.0f, 10.0f),
+                         .stride = COLUMNS,
+                         .jobs = (const td_sample_job *)host_copy(b, jobs, (size_t)rows * sizeof *jobs),
+                         .maxima = (td_sample_max *)take(b, (size_t)rows * sizeof(td_sample_max)),
+                         .summaries = (unsigned char *)take(b, (size_t)rows * summary_bytes) };
+    double n_bytes = (double)rows * COLUMNS * sizeof(float);
+    char name[48] = "sample_summary, every score";
+    if (n == 64) report(b, "sample_max", rows, measure(b, call_sample_max, &a, 64), n_bytes, 0.0);
+    if (n) snprintf(name, sizeof name, "sample_summary, lists of %d", n);
+    report(b, name, rows, measure(b, call_sample_summary, &a, n > 4096 ? 4 : 64), n_bytes, 0.0);
+    give_back(b);
+}
+
 void oc_bench(oc_ctx *oc)
 {
     static const int few[] = { 1, 2, 4, 8, 16, 32, 64, 2048 }, head[] = { 1, 8, 32 };
@@ -520,5 +563,11 @@ void oc_bench(oc_ctx *oc)
     bench_rows(&b, 1);
     bench_rows(&b, 8);
     bench_rows(&b, 2048);
+    for (int rows = 1; rows <= 64; rows *= 8) {
+        bench_sample(&b, rows, 64);
+        bench_sample(&b, rows, 1024);
+        bench_sample(&b, rows, 0);
+    }
+    bench_sample(&b, 1, 77440);
     td_dev_free(b.dev, b.noise, NOISE);
 }

@@ -16,7 +16,8 @@ static const struct op {
     { "hyper", oc_hyper, false },     { "router", oc_router, false },           { "kda", oc_kda, false },
     { "store", oc_store, false },     { "select", oc_select, false },           { "attend", oc_attend, false },
     { "experts", oc_experts, false }, { "graphs", oc_graphs, false },           { "gather", oc_gather, false },
-    { "model", oc_model, false },     { "sample_math", oc_sample_math, false }, { "bench", oc_bench, true },
+    { "model", oc_model, false },     { "sample_math", oc_sample_math, false }, { "sample", oc_sample, false },
+    { "bench", oc_bench, true },
 };
 enum { N_OPS = sizeof ops / sizeof *ops };
 
@@ -68,6 +69,7 @@ static td_status make_devices(oc_ctx *oc, int gpu, td_error *err)
                              .expert_width = 1024,
                              .index_heads = 32,
                              .index_topk = 2048,
+                             .vocab_shard = 77440,
                              .context_tokens = 1 << 20 };
     td_status status = td_dev_create_cpu(&limits, 0, false, &oc->dev[OC_CPU], err);
     if (status == TD_OK) status = td_dev_create_cuda(&limits, gpu, &oc->dev[OC_GPU], err);

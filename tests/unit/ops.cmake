@@ -1,4 +1,4 @@
-foreach(area math linear hyper kda dsa moe)
+foreach(area math linear hyper kda dsa moe sample)
     td_test(unit_ops_${area} SOURCES ops_${area}_test.c ops_support.c DEPS td_ops LABELS unit ops arm64)
 endforeach()
 
