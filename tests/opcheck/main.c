@@ -12,11 +12,14 @@ static const struct op {
     void (*run)(oc_ctx *oc);
     bool asked; /* runs only when it is named */
 } ops[] = {
-    { "linear", oc_linear, false },   { "weights", oc_weights, false },         { "rows", oc_rows, false },
-    { "hyper", oc_hyper, false },     { "router", oc_router, false },           { "kda", oc_kda, false },
-    { "store", oc_store, false },     { "select", oc_select, false },           { "attend", oc_attend, false },
-    { "experts", oc_experts, false }, { "graphs", oc_graphs, false },           { "gather", oc_gather, false },
-    { "model", oc_model, false },     { "sample_math", oc_sample_math, false }, { "sample", oc_sample, false },
+    { "linear", oc_linear, false }, { "weights", oc_weights, false },
+    { "rows", oc_rows, false },     { "hyper", oc_hyper, false },
+    { "router", oc_router, false }, { "kda", oc_kda, false },
+    { "store", oc_store, false },   { "select", oc_select, false },
+    { "attend", oc_attend, false }, { "experts", oc_experts, false },
+    { "graphs", oc_graphs, false }, { "gather", oc_gather, false },
+    { "model", oc_model, false },   { "sample_math", oc_sample_math, false },
+    { "sample", oc_sample, false }, { "random", oc_random, false },
     { "bench", oc_bench, true },
 };
 enum { N_OPS = sizeof ops / sizeof *ops };

@@ -82,6 +82,7 @@ void oc_gather(oc_ctx *oc);
 void oc_model(oc_ctx *oc);
 void oc_sample_math(oc_ctx *oc);
 void oc_sample(oc_ctx *oc);
+void oc_random(oc_ctx *oc);
 void oc_bench(oc_ctx *oc);
 
 /* ---- report.c ---- */

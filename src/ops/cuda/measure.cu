@@ -74,9 +74,9 @@ td_status td_cuda_multiply(td_dev *base, double *flops)
 {
     td_cuda_dev *dev = td_cuda(base);
     unsigned blocks = (unsigned)(dev->n_sm * BLOCKS_A_SM);
-    td_status status = td_cuda_done(dev, cudaMemsetAsync(dev->staging, 0, 64, dev->stream), "multiply");
+    td_status status = td_cuda_done(dev, cudaMemsetAsync(dev->scratch, 0, 64, dev->stream), "multiply");
     if (status != TD_OK) return status;
-    k_multiply<<<blocks, THREADS, 0, dev->stream>>>((const uint32_t *)dev->staging, (float *)(dev->staging + 64));
+    k_multiply<<<blocks, THREADS, 0, dev->stream>>>((const uint32_t *)dev->scratch, (float *)(dev->scratch + 64));
     *flops = (double)blocks * (THREADS / 32) * STEPS * CHAINS * FLOPS_A_STEP;
     return td_cuda_launched(dev, "multiply");
 }
