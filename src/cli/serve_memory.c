@@ -38,7 +38,7 @@ td_status td_serve_need_of(const td_serve_shape *shape, const td_checkpoint *che
     if (shape->backend == TD_CUDA) {
         need.scratch_bytes = td_dev_cuda_scratch_bytes(&limits);
         need.memory.device_bytes = td_gpu_granules(need.plan.total_bytes - need.plan.shared_bytes) + need.scratch_bytes;
-        need.memory.host_bytes += need.plan.shared_bytes;
+        need.memory.host_bytes += need.plan.shared_bytes + td_dev_cuda_pinned_bytes();
     } else {
         need.scratch_bytes = td_dev_scratch_bytes(&limits, shape->exact_fp32, shape->n_threads);
         need.memory.host_bytes += need.plan.total_bytes + need.scratch_bytes;

@@ -56,6 +56,7 @@ td_status td_dev_create_cpu(const td_dev_limits *limits, int n_threads, bool exa
  * The operations of a CUDA device only enqueue: a failure shows at the next td_dev_sync(). */
 td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err);
 size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits); /* memory that create_cuda takes; 0 without CUDA */
+size_t td_dev_cuda_pinned_bytes(void);                         /* and of the host's */
 
 /* A device that only answers sizes (td_act_bytes, td_dev_backend, what the op table's *_bytes functions ask): plans are
  * made with it, without touching a GPU. NULL: out of memory. */

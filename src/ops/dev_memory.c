@@ -118,4 +118,9 @@ size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits)
     (void)limits;
     return 0;
 }
+
+size_t td_dev_cuda_pinned_bytes(void)
+{
+    return 0;
+}
 #endif

@@ -25,9 +25,9 @@ typedef struct td_weight {
 
 size_t td_cpu_weight_bytes(td_format format, int out, int in);
 
-/* Packs rows out0 .. out0+n_out-1 (out0 % TD_STACK == 0) from host bf16: row i starts at src + i * src_stride, column
- * in0 onwards, w->in values. Rows never filled count as zero only if the caller cleared data. Quantises for Q4 /
- * FP8. */
+/* Packs rows out0 .. out0+n_out-1 (out0 % TD_STACK == 0) from bf16: row i starts at src + i * src_stride, column in0
+ * onwards, w->in values. Rows never filled count as zero only if the caller cleared data. Quantises for Q4 / FP8. src is
+ * memory of the host, the caller's again on return, or of the device. */
 td_status td_cpu_weight_fill(td_dev *dev, const td_weight *w, int out0, int n_out, const td_bf16 *src,
                              size_t src_stride, int in0);
 

@@ -8,6 +8,13 @@
 #include "ops/cuda/cuda_ops.h"
 #include "ops/dev_impl.h"
 
+/* A piece of raw weights on its way into the packed form (staging.cu). */
+enum { TD_PIECES = 2, TD_PIECE_BYTES = 32 << 20 };
+typedef struct td_cuda_piece {
+    unsigned char *host, *device; /* TD_PIECE_BYTES each; host: pinned */
+    cudaEvent_t done;             /* the GPU needs neither any more */
+} td_cuda_piece;
+
 typedef struct td_cuda_dev {
     td_dev base;
     td_dev_limits limits;
@@ -15,8 +22,9 @@ typedef struct td_cuda_dev {
     cudaStream_t stream;
     unsigned char *scratch; /* device: first the products' own part, then what the running operation lays out */
     size_t product_bytes, scratch_bytes;
-    unsigned char *staging; /* device: raw weights on their way into their packed form */
-    size_t staging_bytes;
+    unsigned char *staging, *staging_host; /* device, pinned: what the pieces are parts of */
+    td_cuda_piece pieces[TD_PIECES];
+    int next_piece;
     cudaError_t error; /* first failure and where; sticky */
     const char *error_op;
 } td_cuda_dev;
@@ -31,6 +39,17 @@ td_status td_cuda_done(td_cuda_dev *dev, cudaError_t error, const char *op);
 
 /* Ends an operation: what its launches reported. A kernel that fails later shows at td_dev_sync(). */
 td_status td_cuda_launched(td_cuda_dev *dev, const char *op);
+
+/* Pieces: next (waits until the GPU is done with what it held), fill `host`, send, launch what reads `device`, done.
+ * rows does next, fill and send for rows in host or device memory; device memory is copied past `host`. */
+td_status td_cuda_pieces_create(td_cuda_dev *dev, td_error *err);
+void td_cuda_pieces_destroy(td_cuda_dev *dev);
+td_status td_cuda_piece_next(td_cuda_dev *dev, td_cuda_piece **out);
+td_status td_cuda_piece_send(td_cuda_dev *dev, const td_cuda_piece *piece, size_t n_bytes);
+td_status td_cuda_piece_rows(td_cuda_dev *dev, const void *from, size_t from_stride, size_t row_bytes, size_t n_rows,
+                             td_cuda_piece **out);
+td_status td_cuda_piece_done(td_cuda_dev *dev, td_cuda_piece *piece, const char *op);
+bool td_cuda_on_device(const void *memory);
 
 /* Kernels that take more than 48 KiB of shared memory ask for it once, at creation. */
 cudaError_t td_cuda_linear_init(void);

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STAGING_BYTES = 64 << 20 };
-
 struct td_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -38,7 +36,7 @@ static void cuda_destroy(td_dev *base)
 {
     td_cuda_dev *dev = td_cuda(base);
     cudaFree(dev->scratch);
-    cudaFree(dev->staging);
+    td_cuda_pieces_destroy(dev);
     if (dev->stream) cudaStreamDestroy(dev->stream);
     free(dev);
 }
@@ -235,9 +233,15 @@ static size_t operations_bytes(const td_dev_limits *limits)
     return most;
 }
 
+size_t td_dev_cuda_pinned_bytes(void)
+{
+    return TD_PIECES * (size_t)TD_PIECE_BYTES;
+}
+
 size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits)
 {
-    return td_gpu_granules(td_cuda_product_bytes(limits) + operations_bytes(limits)) + td_gpu_granules(STAGING_BYTES);
+    return td_gpu_granules(td_cuda_product_bytes(limits) + operations_bytes(limits)) +
+           td_gpu_granules(td_dev_cuda_pinned_bytes());
 }
 
 /* Loads the kernels, sets what needs setting. */
@@ -310,7 +314,6 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
 {
     dev->product_bytes = td_cuda_product_bytes(&dev->limits);
     dev->scratch_bytes = dev->product_bytes + operations_bytes(&dev->limits);
-    dev->staging_bytes = STAGING_BYTES;
     td_status status = td_cuda_done(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "a stream");
     if (status == TD_OK) status = load_kernels(dev);
     if (status != TD_OK) return report(dev, err);
@@ -320,10 +323,7 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
     if (status != TD_OK) return td_error_prefix(err, "scratch for windows of %d rows", dev->limits.rows);
     status = cuda_fill(&dev->base, td_cuda_counters(dev), 0, TD_COUNTERS_ALL * sizeof(uint32_t));
     if (status != TD_OK) return report(dev, err);
-    memory = NULL;
-    status = cuda_alloc(&dev->base, dev->staging_bytes, &memory, err);
-    dev->staging = (unsigned char *)memory;
-    return status;
+    return td_cuda_pieces_create(dev, err);
 }
 
 td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **out, td_error *err)

@@ -5,6 +5,10 @@
  *   combine  a row's picks in its own order, H(z) * svh times their weights, then the shared expert
  * Windows of up to 8 rows with 4-bit mcg experts take another way to the same bits (experts_few.cu). */
 #include "ops/cuda/experts_rotate.h"
+#include "ops/host_copy.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024 };
 
@@ -151,28 +155,29 @@ static td_exl3 view_at(const td_exl3 *cut, const uint8_t *to)
     return view;
 }
 
-/* From host memory: cut there, brought over through staging. */
-static td_status fill_from_host(td_cuda_dev *dev, td_exl3 *w, const td_exl3 *whole, const td_exl3 *part, int k0, int n0,
-                                td_error *err)
+/* From host memory: cut on its way into a piece. The tail is suh and svh, which keep their order. */
+static td_status fill_from_host(td_cuda_dev *dev, td_exl3 *w, const td_exl3 *whole, const td_exl3 *part, int k0, int n0)
 {
-    size_t n_bytes = td_exl3_bytes(part->k, part->n, part->bits2);
     size_t trellis = td_exl3_trellis_bytes(part->k, part->n, part->bits2);
+    size_t tail = td_exl3_bytes(part->k, part->n, part->bits2) - trellis;
+    size_t tile = 16 * (size_t)part->bits2, row = (size_t)(whole->n / 16) * tile, width = (size_t)(part->n / 16) * tile;
     uint8_t *to = (uint8_t *)(void *)w->trellis;
-    void *host = malloc(n_bytes ? n_bytes : 1);
-    if (!host) return td_fail(err, TD_ENOMEM, "no memory to cut an expert matrix (%zu bytes)", n_bytes);
-    td_exl3 cut;
-    td_status status = td_exl3_slice(whole, k0, k0 + part->k, n0, n0 + part->n, host, &cut, err);
-    if (status == TD_OK && td_is_mcg4(&cut)) {
-        status = td_dev_upload(&dev->base, dev->staging, cut.trellis, trellis);
-        make_strips(dev, &cut, dev->staging, cut.n / 16, to);
-        if (status == TD_OK) status = td_cuda_launched(dev, "exl3_fill");
-        if (status == TD_OK)
-            status = td_dev_upload(&dev->base, to + trellis, (const uint8_t *)host + trellis, n_bytes - trellis);
-    } else if (status == TD_OK) {
-        status = td_dev_upload(&dev->base, to, host, n_bytes);
-    }
-    free(host);
-    return status;
+    td_cuda_piece *piece;
+    td_status status = td_cuda_piece_next(dev, &piece);
+    if (status != TD_OK) return status;
+    td_exl3 cut = view_at(part, piece->host);
+    td_host_copy_rows(piece->host, (const uint8_t *)whole->trellis + (size_t)(k0 / 16) * row + (size_t)(n0 / 16) * tile,
+                      row, width, (size_t)(part->k / 16));
+    memcpy((void *)cut.suh, whole->suh + k0, (size_t)part->k * sizeof(td_f16));
+    memcpy((void *)cut.svh, whole->svh + n0, (size_t)part->n * sizeof(td_f16));
+    status = td_cuda_piece_send(dev, piece, trellis + tail);
+    if (status != TD_OK) return status;
+    size_t done = td_is_mcg4(part) ? trellis : 0;
+    if (done) make_strips(dev, part, piece->device, part->n / 16, to);
+    cudaError_t error =
+        cudaMemcpyAsync(to + done, piece->device + done, trellis + tail - done, cudaMemcpyDeviceToDevice, dev->stream);
+    status = td_cuda_done(dev, error, "exl3_fill");
+    return status == TD_OK ? td_cuda_piece_done(dev, piece, "exl3_fill") : status;
 }
 
 /* From device memory (a checkpoint of shapes): nothing waits. */
@@ -198,16 +203,6 @@ static td_status fill_from_device(td_cuda_dev *dev, td_exl3 *w, const td_exl3 *w
     return status == TD_OK ? td_cuda_launched(dev, "exl3_fill") : status;
 }
 
-static bool on_device(const void *memory)
-{
-    cudaPointerAttributes attributes;
-    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
-        cudaGetLastError();
-        return false;
-    }
-    return attributes.type == cudaMemoryTypeDevice;
-}
-
 static bool in_blocks(int from, int to, int most)
 {
     return from >= 0 && from < to && to <= most && from % TD_EXL3_BLOCK == 0 && to % TD_EXL3_BLOCK == 0;
@@ -222,11 +217,11 @@ td_status td_cuda_exl3_fill(td_dev *base, td_exl3 *w, const td_exl3 *whole, int 
                        n0, n1, whole->n);
     td_exl3 part = { k1 - k0, n1 - n0, whole->bits2, whole->codebook, NULL, NULL, NULL };
     size_t n_bytes = td_exl3_bytes(part.k, part.n, part.bits2);
-    if (n_bytes > dev->staging_bytes)
+    if (n_bytes > TD_PIECE_BYTES)
         return td_fail(err, TD_EUNSUPPORTED, "an expert matrix [%d][%d] has %zu bytes, at most %zu", part.k, part.n,
-                       n_bytes, dev->staging_bytes);
-    td_status status = on_device(whole->trellis) ? fill_from_device(dev, w, whole, &part, k0, n0)
-                                                 : fill_from_host(dev, w, whole, &part, k0, n0, err);
+                       n_bytes, (size_t)TD_PIECE_BYTES);
+    td_status status = td_cuda_on_device(whole->trellis) ? fill_from_device(dev, w, whole, &part, k0, n0)
+                                                         : fill_from_host(dev, w, whole, &part, k0, n0);
     if (status == TD_OK) *w = view_at(&part, (const uint8_t *)w->trellis);
     return status == TD_ECUDA ? td_fail(err, status, "an expert matrix could not be copied to the GPU") : status;
 }

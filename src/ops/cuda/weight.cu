@@ -1,4 +1,4 @@
-/* Packing and quantising dense weights on the GPU: raw bf16 rows go through a staging buffer, one kernel writes the
+/* Packing and quantising dense weights on the GPU: raw bf16 rows go over in pieces (staging.cu), one kernel writes the
  * packed form (weight.h). The quantiser is the CPU's, function by function (ops/quantise.h): the same codes and scales.
  */
 #include "ops/cuda/cuda.h"
@@ -111,28 +111,28 @@ td_status td_cuda_weight_fill(td_dev *base, const td_weight *w, int out0, int n_
     td_cuda_dev *dev = td_cuda(base);
     size_t row_bytes = (size_t)w->in * sizeof(td_bf16);
     if (w->in < 16 || w->in % 16 || out0 < 0 || out0 % TD_STACK || n_out < 0 || n_out > w->out - out0 || in0 < 0 ||
-        row_bytes > dev->staging_bytes)
+        row_bytes > TD_PIECE_BYTES)
         return TD_EINVAL;
-    int step = (int)(dev->staging_bytes / row_bytes);
+    int step = (int)(TD_PIECE_BYTES / row_bytes);
     for (int r = 0; r < n_out; r += step) {
         int rows = n_out - r < step ? n_out - r : step;
+        td_cuda_piece *piece;
+        td_status status = td_cuda_piece_rows(dev, src + (size_t)r * src_stride + in0, src_stride * sizeof(td_bf16),
+                                              row_bytes, (size_t)rows, &piece);
+        if (status != TD_OK) return status;
         fill_args a = { (uint8_t *)w->data,
                         td_gpu_panel_bytes(w->format, w->in),
                         out0 + r,
                         rows,
                         w->in,
-                        (const td_bf16 *)dev->staging,
+                        (const td_bf16 *)piece->device,
                         (size_t)w->in,
                         1 };
-        cudaError_t error =
-            cudaMemcpy2DAsync(dev->staging, row_bytes, src + (size_t)r * src_stride + in0, src_stride * sizeof(td_bf16),
-                              row_bytes, (size_t)rows, cudaMemcpyDefault, dev->stream); /* of host or device */
         fill_rows(dev, w->format, &a);
-        if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream); /* src is the caller's again */
-        td_status status = td_cuda_done(dev, error, "weight_fill");
+        status = td_cuda_piece_done(dev, piece, "weight_fill");
         if (status != TD_OK) return status;
     }
-    return td_cuda_launched(dev, "weight_fill");
+    return TD_OK;
 }
 
 size_t td_cuda_kv_b_bytes(const td_dev *dev, int n_heads, int k_dim, int v_dim, int kv_lora)
@@ -149,17 +149,17 @@ td_status td_cuda_kv_b_fill(td_dev *base, const td_kv_b *w, const td_bf16 *src)
     size_t key_bytes = td_cuda_weight_bytes(TD_W_BF16, w->kv_lora, w->k_dim);
     size_t value_bytes = td_cuda_weight_bytes(TD_W_BF16, w->v_dim, w->kv_lora);
     size_t head_values = (size_t)(w->k_dim + w->v_dim) * (size_t)w->kv_lora;
+    size_t head_row_bytes = (size_t)w->kv_lora * sizeof(td_bf16);
     if (w->n_heads < 0 || w->k_dim < 16 || w->k_dim % 16 || w->v_dim < 16 || w->v_dim % 16 || w->kv_lora < 16 ||
-        w->kv_lora % 16 || head_values * sizeof(td_bf16) > dev->staging_bytes)
+        w->kv_lora % 16 || head_values * sizeof(td_bf16) > TD_PIECE_BYTES)
         return TD_EINVAL;
-    const td_bf16 *raw = (const td_bf16 *)dev->staging;
     for (int h = 0; h < w->n_heads; h++) {
         uint8_t *data = (uint8_t *)w->data + (size_t)h * (key_bytes + value_bytes);
-        cudaError_t error = cudaMemcpyAsync(dev->staging, src + (size_t)h * head_values, head_values * sizeof(td_bf16),
-                                            cudaMemcpyDefault, dev->stream); /* of host or device */
-        if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream);
-        td_status status = td_cuda_done(dev, error, "kv_b_fill");
+        td_cuda_piece *piece;
+        td_status status = td_cuda_piece_rows(dev, src + (size_t)h * head_values, head_row_bytes, head_row_bytes,
+                                              (size_t)(w->k_dim + w->v_dim), &piece);
         if (status != TD_OK) return status;
+        const td_bf16 *raw = (const td_bf16 *)piece->device;
         fill_args keys = {
             data, td_gpu_panel_bytes(TD_W_BF16, w->k_dim), 0, w->kv_lora, w->k_dim, raw, 1, (size_t)w->kv_lora
         };
@@ -173,6 +173,8 @@ td_status td_cuda_kv_b_fill(td_dev *base, const td_kv_b *w, const td_bf16 *src)
                              1 };
         fill_rows(dev, TD_W_BF16, &keys);
         fill_rows(dev, TD_W_BF16, &values);
+        status = td_cuda_piece_done(dev, piece, "kv_b_fill");
+        if (status != TD_OK) return status;
     }
-    return td_cuda_launched(dev, "kv_b_fill");
+    return TD_OK;
 }
