@@ -203,7 +203,7 @@ wait_until_ready() {
         sleep 0.1
     done
     [ -t 1 ] && printf '\r'
-    printf '  ready                  \n'
+    printf '  ready    %s\n' "$(sed -n 's/.* \(weights: .* GB\/s)\)$/\1/p' "$(rank_log 0)" | tail -1)"
 }
 
 smoke_key() { # one of the keys, for our own questions

@@ -78,8 +78,10 @@ static void print_totals(const planned *p)
     if (!one) print_memory("  of the host's, pinned", need->host_bytes);
     printf("\n");
     if (cuda)
-        printf("  GPU %d: %s, sm_%d, %.0f MiB%s\n", p->shape.gpu.index, p->shape.gpu.name, p->shape.gpu.capability,
-               (double)p->shape.gpu.total_bytes * 0x1p-20, one ? ", the host's memory" : "");
+        printf("  GPU %d: %s, sm_%d, %.0f MiB%s, %.0f of them the driver's and other programs'\n", p->shape.gpu.index,
+               p->shape.gpu.name, p->shape.gpu.capability, (double)p->shape.gpu.total_bytes * 0x1p-20,
+               one ? " shared with the host" : "",
+               (double)(p->shape.gpu.total_bytes - p->shape.gpu.free_bytes) * 0x1p-20);
     if (!one) print_memory("free on the GPU", available->device_bytes);
     print_memory(one ? "free for this rank" : "free on the host", available->host_bytes);
     printf("  beside a reserve of %.2f GiB%s (--memory-reserve-gib)\n", (double)p->shape.reserve_bytes * 0x1p-30,

@@ -422,6 +422,16 @@ static td_status serve(serving *s, td_error *err)
     return status;
 }
 
+static void log_backend(const td_serve_shape *shape)
+{
+    const td_gpu *gpu = &shape->gpu;
+    if (shape->backend_note[0]) td_log(TD_LOG_INFO, "serve", "on the CPU: %s", shape->backend_note);
+    if (shape->backend == TD_CUDA)
+        td_log(TD_LOG_INFO, "serve", "GPU %d: %s, sm_%d, driver for CUDA %d.%d; %.1f of %.1f MiB free%s", gpu->index,
+               gpu->name, gpu->capability, gpu->driver / 1000, gpu->driver % 1000 / 10, mib(gpu->free_bytes),
+               mib(gpu->total_bytes), gpu->integrated ? " by the driver, memory shared with the host" : "");
+}
+
 static td_status run(serving *s, td_error *err)
 {
     td_status status;
@@ -430,7 +440,7 @@ static td_status run(serving *s, td_error *err)
     if ((status = td_checkpoint_open(dir, &s->checkpoint, err))) return status;
     if ((status = td_checkpoint_verify(s->checkpoint, err))) return status;
     if ((status = td_serve_shape_of(&s->settings, td_checkpoint_config(s->checkpoint), &s->shape, err))) return status;
-    if (s->shape.backend_note[0]) td_log(TD_LOG_INFO, "serve", "on the CPU: %s", s->shape.backend_note);
+    log_backend(&s->shape);
     if ((status = open_tokenizer(s, err))) return status;
     if ((status = fit(s, err))) return status;
     if (s->rank == 0 && (status = start_server(s, err))) return status;

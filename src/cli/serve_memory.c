@@ -117,11 +117,12 @@ td_status td_serve_refit(td_serve_shape *shape, const td_settings *settings, con
     td_gpu gpu;
     if (shape->backend == TD_CUDA && td_gpu_query(shape->gpu.index, &gpu, NULL) == TD_OK) shape->gpu = gpu;
     td_serve_memory available = td_serve_available(shape, settings);
-    if (td_serve_fits(shape, tried, &available)) { /* what is free lies in pieces, or was taken for a moment */
+    if (td_serve_fits(shape, tried, &available)) { /* free in pieces, taken for a moment, or a limit of the process */
+        size_t all = tried->device_bytes + tried->host_bytes;
         if (td_serve_one_memory(shape))
-            available.host_bytes = tried->device_bytes + tried->host_bytes - 1;
+            available.host_bytes = all - all / 8;
         else
-            available.device_bytes = tried->device_bytes - 1;
+            available.device_bytes = tried->device_bytes - tried->device_bytes / 8;
     }
     return td_serve_largest(shape, checkpoint, &available, context_tokens, err);
 }

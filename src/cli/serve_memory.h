@@ -46,7 +46,7 @@ td_status td_serve_fit_shape(td_serve_shape *shape, const td_settings *settings,
                              td_serve_fit *out, td_error *err);
 
 /* After memory could not be had although it should have fitted, and everything taken was given back: the largest window
- * for what is free now, less than what was tried in any case. */
+ * for what is free now; where that would be what was tried, the one for an eighth less. */
 td_status td_serve_refit(td_serve_shape *shape, const td_settings *settings, const td_checkpoint *checkpoint,
                          const td_serve_memory *tried, int32_t *context_tokens, td_error *err);
 
