@@ -151,18 +151,52 @@ static TD_DEVICE void few_group(const uint4 *raw, uint2 pair, const uint32_t b[N
     }
 }
 
-/* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored. */
-template <int FORMAT, int NT, int UNROLL, bool FULL>
+template <int FORMAT> struct stage {
+    static const int W = MANY_OUT / TD_TILE_OUT *
+                         (FORMAT == TD_W_BF16  ? TD_BF16_GROUP
+                          : FORMAT == TD_W_FP8 ? TD_FP8_GROUP
+                                               : TD_Q4_GROUP_ALL);
+    static const int X = MANY_ROWS * TD_TILE_IN * 2;
+    static const int BYTES = W + X;
+};
+
+/* Weights for k_linear_few. Not the read-only loads of device.h: those may be moved, and were, behind td_begin() and
+ * between the products that they should go ahead of. */
+static TD_DEVICE uint4 load_words(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
+static TD_DEVICE uint2 load_pair(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+    return v;
+}
+
+/* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
+ * WHOLE: every slice is a multiple of UNROLL full groups, and exactly UNROLL with q4 (nothing walks, which saves
+ * registers). So no branch keeps the loads of x from going ahead of the products before them; behind a branch each they
+ * were most of a block's time. */
+template <int FORMAT, int NT, int UNROLL, bool WHOLE>
 static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
 {
     const int N = pieces<FORMAT>::N;
+    const bool SHARED_PAIRS =
+        FORMAT == TD_W_Q4 && WHOLE && UNROLL % 4 == 0; /* four lanes need the same: a group each */
     __shared__ float red[WARPS][8 * NT][TD_TILE_OUT + 1];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int per_block = WARPS / p.slices, slice = warp % p.slices, panel = blockIdx.x * per_block + warp / p.slices;
     int row0 = blockIdx.y * 8 * NT, batch = blockIdx.z;
     int first = p.groups * slice / p.slices, end = p.groups * (slice + 1) / p.slices;
-    const size_t group_bytes = td_group_bytes((td_format)FORMAT);
-    const uint8_t *w = p.w + batch * p.w_batch + (size_t)panel * p.panel_bytes + (FORMAT == TD_W_FP8 ? TD_FP8_HEAD : 0);
+    const int GB = stage<FORMAT>::W / (MANY_OUT / TD_TILE_OUT); /* bytes of a group */
+    const uint8_t *w = p.w + batch * p.w_batch + (size_t)panel * p.panel_bytes + (size_t)first * GB +
+                       (FORMAT == TD_W_FP8 ? TD_FP8_HEAD : 0);
     const td_bf16 *x[NT];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
@@ -170,27 +204,33 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
     float acc[NT][4];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) acc[nt][0] = acc[nt][1] = acc[nt][2] = acc[nt][3] = 0.0f;
-    for (int group = first; panel < p.n_panels && group < end; group += UNROLL) {
+    for (int group = first; panel < p.n_panels && group < end; group += UNROLL, w += UNROLL * GB) {
         uint4 raw[UNROLL][N];
-        uint2 pair[UNROLL];
+        uint2 pair[SHARED_PAIRS ? UNROLL / 4 : UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            if (group + u >= end) continue;
-            const uint8_t *at = w + (size_t)(group + u) * group_bytes;
-            if (FORMAT == TD_W_Q4) pair[u] = __ldg((const uint2 *)at + g);
+            if (!WHOLE && group + u >= end) continue;
+            if (SHARED_PAIRS && u % 4 == 0) pair[u / 4] = load_pair(w + g * 8 + (u + t) * GB);
+            if (FORMAT == TD_W_Q4 && !SHARED_PAIRS) pair[u] = load_pair(w + g * 8 + u * GB);
 #pragma unroll
             for (int i = 0; i < N; i++)
-                raw[u][i] = td_load_stream(at + (FORMAT == TD_W_Q4 ? TD_Q4_SCALES : 0) + i * 512 + lane * 16);
+                raw[u][i] = load_words(w + lane * 16 + u * GB + (FORMAT == TD_W_Q4 ? TD_Q4_SCALES : 0) + i * 512);
         }
         if (group == first) td_begin(); /* for x; the first weights are on their way */
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            if (group + u >= end) continue;
+            if (!WHOLE && group + u >= end) continue;
             uint32_t b[NT][8];
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) load_x<FULL>(x[nt], (group + u) * TD_TILE_IN, p.in - 8 * t, b[nt]);
-            few_group<FORMAT, NT>(raw[u], pair[u], b, acc);
+            for (int nt = 0; nt < NT; nt++) load_x<WHOLE>(x[nt], (group + u) * TD_TILE_IN, p.in - 8 * t, b[nt]);
+            uint2 own = pair[SHARED_PAIRS ? u / 4 : u];
+            if (SHARED_PAIRS) {
+                own.x = __shfl_sync(0xffffffffu, own.x, g * 4 + u % 4);
+                own.y = __shfl_sync(0xffffffffu, own.y, g * 4 + u % 4);
+            }
+            few_group<FORMAT, NT>(raw[u], own, b, acc);
         }
+        if (WHOLE && FORMAT == TD_W_Q4) break;
     }
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
@@ -225,15 +265,6 @@ static __global__ void k_linear_sums(product p, float *sums, size_t sums_stride)
         sums[group * sums_stride + row0 + 2 * t + 1] = sum1;
     }
 }
-
-template <int FORMAT> struct stage {
-    static const int W = MANY_OUT / TD_TILE_OUT *
-                         (FORMAT == TD_W_BF16  ? TD_BF16_GROUP
-                          : FORMAT == TD_W_FP8 ? TD_FP8_GROUP
-                                               : TD_Q4_GROUP_ALL);
-    static const int X = MANY_ROWS * TD_TILE_IN * 2;
-    static const int BYTES = W + X;
-};
 
 /* Rows of x lie 128 bytes apart; odd rows have their two halves of 64 bytes exchanged, which spreads a load of eight
  * lanes (two rows, four pieces) over all banks. */
@@ -420,16 +451,22 @@ size_t td_cuda_product_bytes(const td_dev_limits *limits)
     return sums_bytes(limits) + (size_t)ALIGNED_ROWS * IN_MAX * sizeof(td_bf16) + TD_COUNTERS_ALL * sizeof(uint32_t);
 }
 
-template <int FORMAT, bool FULL> static void launch_few(const td_cuda_dev *dev, const product &p, dim3 grid)
+/* slice_groups: of every slice, 0 when they differ or the last group is not full. */
+template <int FORMAT, int NT, int UNROLL, int MOST>
+static void launch_few(const td_cuda_dev *dev, const product &p, dim3 grid, int slice_groups)
 {
-    const int U = FORMAT == TD_W_Q4 ? 8 : 4;
-    grid.y = td_ceil_div((size_t)p.n_rows, 32);
-    if (p.n_rows <= 8)
-        td_launch(dev, k_linear_few<FORMAT, 1, U, FULL>, grid, 32 * WARPS, 0, p);
-    else if (p.n_rows <= 16)
-        td_launch(dev, k_linear_few<FORMAT, 2, U / 2, FULL>, grid, 32 * WARPS, 0, p);
-    else
-        td_launch(dev, k_linear_few<FORMAT, 4, U / 4, FULL>, grid, 32 * WARPS, 0, p);
+    bool whole = slice_groups && (FORMAT == TD_W_Q4 ? slice_groups == UNROLL : slice_groups % UNROLL == 0);
+    if constexpr (FORMAT != TD_W_Q4 || NT == 1) { /* q4 for more rows: 128 registers would not do */
+        if (whole) {
+            td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, true>, grid, 32 * WARPS, 0, p);
+            return;
+        }
+        if constexpr (UNROLL > 1) {
+            launch_few<FORMAT, NT, UNROLL / 2, MOST>(dev, p, grid, slice_groups);
+            return;
+        }
+    }
+    td_launch(dev, k_linear_few<FORMAT, NT, MOST, false>, grid, 32 * WARPS, 0, p);
 }
 
 template <int FORMAT> static void launch(const td_cuda_dev *dev, const product &p, int n_batch)
@@ -441,11 +478,15 @@ template <int FORMAT> static void launch(const td_cuda_dev *dev, const product &
         td_launch_spread(dev, k_linear_many<FORMAT>, grid, 32 * WARPS, STAGES * stage<FORMAT>::BYTES, p);
         return;
     }
-    dim3 grid(td_ceil_div((size_t)p.n_panels, (size_t)per_block), 1, (unsigned)n_batch);
-    if (p.in % TD_TILE_IN == 0)
-        launch_few<FORMAT, true>(dev, p, grid);
+    const int U = FORMAT == TD_W_Q4 ? 8 : 4;
+    int slice_groups = p.in % TD_TILE_IN == 0 && p.groups % p.slices == 0 ? p.groups / p.slices : 0;
+    dim3 grid(td_ceil_div((size_t)p.n_panels, (size_t)per_block), td_ceil_div((size_t)p.n_rows, 32), (unsigned)n_batch);
+    if (p.n_rows <= 8)
+        launch_few<FORMAT, 1, U, U>(dev, p, grid, slice_groups);
+    else if (p.n_rows <= 16)
+        launch_few<FORMAT, 2, U / 2, U / 2>(dev, p, grid, slice_groups);
     else
-        launch_few<FORMAT, false>(dev, p, grid);
+        launch_few<FORMAT, 4, U / 4, U / 4>(dev, p, grid, slice_groups);
 }
 
 static td_status run(td_cuda_dev *dev, td_format format, product *p, int n_batch)
