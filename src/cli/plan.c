@@ -75,7 +75,7 @@ static void print_totals(const planned *p)
     bool cuda = p->shape.backend == TD_CUDA, one = td_serve_one_memory(&p->shape);
     print_memory("total", need->device_bytes + need->host_bytes);
     if (!one) print_memory("  of the GPU's memory", need->device_bytes);
-    if (!one) print_memory("  of the host's, pinned", need->host_bytes);
+    if (!one) print_memory("  of the host's", need->host_bytes);
     printf("\n");
     if (cuda)
         printf("  GPU %d: %s, sm_%d, %.0f MiB%s, %.0f of them the driver's and other programs'\n", p->shape.gpu.index,
