@@ -160,25 +160,6 @@ template <int FORMAT> struct stage {
     static const int BYTES = W + X;
 };
 
-/* Weights for k_linear_few. Not the read-only loads of device.h: those may be moved, and were, behind td_begin() and
- * between the products that they should go ahead of. */
-static TD_DEVICE uint4 load_words(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p)
-                 : "memory");
-    return v;
-}
-
-static TD_DEVICE uint2 load_pair(const void *p)
-{
-    uint2 v;
-    asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
-    return v;
-}
-
 /* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
  * WHOLE: every slice is a multiple of UNROLL full groups, and exactly UNROLL with q4 (nothing walks, which saves
  * registers). So no branch keeps the loads of x from going ahead of the products before them; behind a branch each they
@@ -210,11 +191,11 @@ static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             if (!WHOLE && group + u >= end) continue;
-            if (SHARED_PAIRS && u % 4 == 0) pair[u / 4] = load_pair(w + g * 8 + (u + t) * GB);
-            if (FORMAT == TD_W_Q4 && !SHARED_PAIRS) pair[u] = load_pair(w + g * 8 + u * GB);
+            if (SHARED_PAIRS && u % 4 == 0) pair[u / 4] = td_load_early8(w + g * 8 + (u + t) * GB);
+            if (FORMAT == TD_W_Q4 && !SHARED_PAIRS) pair[u] = td_load_early8(w + g * 8 + u * GB);
 #pragma unroll
             for (int i = 0; i < N; i++)
-                raw[u][i] = load_words(w + lane * 16 + u * GB + (FORMAT == TD_W_Q4 ? TD_Q4_SCALES : 0) + i * 512);
+                raw[u][i] = td_load_early16(w + lane * 16 + u * GB + (FORMAT == TD_W_Q4 ? TD_Q4_SCALES : 0) + i * 512);
         }
         if (group == first) td_begin(); /* for x; the first weights are on their way */
 #pragma unroll
