@@ -72,7 +72,12 @@ static inline void *td_cuda_take(td_arena *arena, size_t n_bytes)
 
 /* Counters of blocks that have arrived, at the end of the products' part: zero at creation, and again after every
  * operation, because the block that arrives last sets its counter back. */
-enum { TD_COUNTERS_EXPERTS_AT = 0, TD_COUNTERS_EXPERTS = 2048, TD_COUNTERS_ALL = 4096 };
+enum {
+    TD_COUNTERS_EXPERTS_AT = 0,
+    TD_COUNTERS_EXPERTS = 2048,
+    TD_COUNTERS_ROUTER_AT = TD_COUNTERS_EXPERTS,
+    TD_COUNTERS_ALL = 4096
+};
 
 static inline uint32_t *td_cuda_counters(const td_cuda_dev *dev)
 {

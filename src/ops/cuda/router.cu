@@ -1,55 +1,193 @@
-/* Routing rows to experts: logits through the shared product (fp32), then a warp a row picks. A pick is a maximum over
- * (key, lower id first), found by comparing pairs, so no order of work decides a tie. */
+/* Routing rows to experts. Logits in fp32 are the shared product's (linear.cu, weight.h); a warp a row picks. A pick is the
+ * largest key, and of equal keys the lowest id, so no order of work decides a tie.
+ * Many rows: the product, then the picks. Up to 8 rows, all latency: a warp takes one slice of a panel, whose weights are
+ * on their way before the kernel before has ended, and the block that arrives last adds the slices in order and picks. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
+#include "ops/cuda/weight.h"
 
-enum { ROWS = 4, PER_LANE = TD_EXPERTS_MAX / 32 };
+enum {
+    ROWS = 4, /* of a block of k_router_pick; warps of a block of k_router_few */
+    PER_LANE = TD_EXPERTS_MAX / 32,
+    FEW_ROWS = 8,
+    FEW_GROUPS = 8 /* of a slice: a lane has all its weights in registers */
+};
 
-/* (key, id) as a number that is larger for a larger key and, among equal keys, for the lower id; NaN is below all keys.
- * Never 0. */
-static TD_DEVICE uint64_t ordered(float key, int id)
+typedef struct router_call {
+    int n_rows, n_experts, top_k;
+    bool norm;
+    float scale;
+    const float *bias;
+    int32_t *ids;
+    float *weights;
+} router_call;
+
+/* Up to 8 rows. */
+typedef struct router_few {
+    const uint8_t *w;
+    const td_bf16 *x;
+    size_t panel_bytes;
+    int in, groups, slices, n_panels;
+    float *shares; /* [FEW_ROWS][slices][16 * n_panels] */
+    uint32_t *counter;
+} router_few;
+
+/* A key as a number that is larger for a larger key; NaN is below all keys, 0 is none. */
+static TD_DEVICE uint32_t rank_of(float key)
 {
-    uint32_t bits = __float_as_uint(key + 0.0f), rank = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (uint64_t)(key == key ? rank : 0u) << 32 | (0xffffffffu - (uint32_t)id);
+    uint32_t bits = __float_as_uint(key + 0.0f);
+    return key == key ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 1u;
 }
 
-static __global__ void k_router_pick(int n_rows, int n_experts, int top_k, bool norm, float scale, const float *logits,
-                                     const float *bias, int32_t *ids, float *weights)
+/* A warp: the row's picks from its logits. */
+static TD_DEVICE void pick(const router_call &a, int row, const float *logits)
 {
-    td_begin();
-    int row = blockIdx.x * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32, picked_id = 0;
-    if (row >= n_rows) return;
-    logits += (size_t)row * n_experts;
-    uint64_t key[PER_LANE];
+    int lane = threadIdx.x % 32, picked_id = 0;
+    uint32_t rank[PER_LANE];
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         int e = lane + 32 * i;
-        key[i] = e < n_experts ? ordered(td_sigmoidf(logits[e]) + bias[e], e) : 0;
+        rank[i] = e < a.n_experts ? rank_of(td_sigmoidf(logits[e]) + a.bias[e]) : 0;
     }
-    for (int k = 0; k < top_k; k++) {
-        uint64_t best = 0;
+    for (int k = 0; k < a.top_k; k++) {
+        uint32_t best = 0, id = 0xffffffffu;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++)
-            if (32 * i < n_experts) best = key[i] > best ? key[i] : best;
-        for (int step = 16; step; step >>= 1) {
-            uint64_t other = __shfl_xor_sync(0xffffffffu, best, step);
-            best = other > best ? other : best;
-        }
+            if (32 * i < a.n_experts) best = max(best, rank[i]);
+        best = __reduce_max_sync(0xffffffffu, best);
+#pragma unroll
+        for (int i = PER_LANE - 1; i >= 0; i--)
+            if (32 * i < a.n_experts && rank[i] == best) id = (uint32_t)(lane + 32 * i);
+        id = __reduce_min_sync(0xffffffffu, id);
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++)
-            if (key[i] == best) key[i] = 0;
-        if (lane == k) picked_id = (int)(0xffffffffu - (uint32_t)best);
+            if ((uint32_t)(lane + 32 * i) == id) rank[i] = 0;
+        if (lane == k) picked_id = (int)id;
     }
-    float picked = lane < top_k ? td_sigmoidf(logits[picked_id]) : 0.0f, sum = 0.0f;
-    for (int k = 0; k < top_k; k++) sum += __shfl_sync(0xffffffffu, picked, k);
-    if (lane >= top_k) return;
-    ids[(size_t)row * top_k + lane] = picked_id;
-    weights[(size_t)row * top_k + lane] = (norm ? picked / (sum + 1e-20f) : picked) * scale;
+    float picked = lane < a.top_k ? td_sigmoidf(logits[picked_id]) : 0.0f, sum = 0.0f;
+    for (int k = 0; k < a.top_k; k++) sum += __shfl_sync(0xffffffffu, picked, k);
+    if (lane >= a.top_k) return;
+    a.ids[(size_t)row * a.top_k + lane] = picked_id;
+    a.weights[(size_t)row * a.top_k + lane] = (a.norm ? picked / (sum + 1e-20f) : picked) * a.scale;
+}
+
+static __global__ void k_router_pick(router_call a, const float *logits)
+{
+    td_begin();
+    int row = blockIdx.x * ROWS + threadIdx.x / 32;
+    if (row < a.n_rows) pick(a, row, logits + (size_t)row * a.n_experts);
+}
+
+/* Four steps of a group for up to 8 rows; x: the lane's piece of its row. */
+static TD_DEVICE void group_product(const uint4 raw[4], const td_bf16 *x, bool first_half, bool second_half, float c[4])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint4 b = (half ? second_half : first_half) ? *(const uint4 *)(x + 32 * half) : make_uint4(0, 0, 0, 0);
+        const uint32_t a0[4] = { raw[2 * half].x, raw[2 * half].y, raw[2 * half].z, raw[2 * half].w };
+        const uint32_t a1[4] = { raw[2 * half + 1].x, raw[2 * half + 1].y, raw[2 * half + 1].z, raw[2 * half + 1].w };
+        td_mma_bf16(c, a0, b.x, b.y);
+        td_mma_bf16(c, a1, b.z, b.w);
+    }
+}
+
+/* A warp's slice of a panel, into the shares. */
+static TD_DEVICE void share(const router_call &a, const router_few &f, int unit)
+{
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, panel = unit / f.slices, slice = unit % f.slices;
+    int first = f.groups * slice / f.slices, n = f.groups * (slice + 1) / f.slices - first;
+    const uint8_t *w = f.w + (size_t)panel * f.panel_bytes + (size_t)first * TD_BF16_GROUP + lane * 16;
+    uint4 raw[FEW_GROUPS][4];
+#pragma unroll
+    for (int i = 0; i < 4 * FEW_GROUPS; i++)
+        if (i / 4 < n) raw[i / 4][i % 4] = td_load_early16(w + i * 512);
+    td_begin(); /* for x; the weights are on their way */
+    const td_bf16 *x = f.x + (size_t)min(g, a.n_rows - 1) * f.in + first * TD_TILE_IN + 8 * t;
+    int left = f.in - first * TD_TILE_IN - 8 * t; /* inputs from x on */
+    float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    if (left >= (FEW_GROUPS - 1) * TD_TILE_IN + 40 &&
+        n == FEW_GROUPS) { /* no branch in the way of x, as in linear.cu */
+#pragma unroll
+        for (int i = 0; i < FEW_GROUPS; i++) group_product(raw[i], x + i * TD_TILE_IN, true, true, c);
+    } else {
+#pragma unroll
+        for (int i = 0; i < FEW_GROUPS; i++)
+            if (i < n) group_product(raw[i], x + i * TD_TILE_IN, i * TD_TILE_IN < left, i * TD_TILE_IN + 32 < left, c);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int row = 2 * t + i % 2;
+        if (row < a.n_rows)
+            f.shares[((size_t)row * f.slices + slice) * TD_TILE_OUT * f.n_panels + panel * TD_TILE_OUT + g +
+                     i / 2 * 8] = c[i];
+    }
+}
+
+/* A block: all rows' logits from the shares of all blocks. */
+static TD_DEVICE void add_shares(const router_call &a, const router_few &f, float (*logits)[TD_EXPERTS_MAX])
+{
+    int width = TD_TILE_OUT * f.n_panels;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < a.n_rows * a.n_experts; i += 32 * ROWS) {
+        int row = i / a.n_experts, e = i % a.n_experts;
+        const float *shares = f.shares + (size_t)row * f.slices * width + e;
+        float v[TD_SLICES_MAX], sum = 0.0f;
+#pragma unroll
+        for (int s = 0; s < TD_SLICES_MAX; s++) v[s] = s < f.slices ? __ldcg(shares + s * width) : 0.0f;
+#pragma unroll
+        for (int s = 0; s < TD_SLICES_MAX; s++)
+            if (s < f.slices) sum += v[s];
+        logits[row][e] = sum;
+    }
+}
+
+static __global__ void __launch_bounds__(32 * ROWS) k_router_few(router_call a, router_few f)
+{
+    __shared__ float logits[FEW_ROWS][TD_EXPERTS_MAX];
+    __shared__ bool last;
+    int warp = threadIdx.x / 32, unit = blockIdx.x * ROWS + warp;
+    if (blockIdx.x == 0 && 32 * (int)threadIdx.x < a.n_experts) td_prefetch(a.bias + 32 * threadIdx.x);
+    if (unit < f.n_panels * f.slices) share(a, f, unit);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(f.counter, 1) == gridDim.x - 1;
+        if (last) *f.counter = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    add_shares(a, f, logits);
+    __syncthreads();
+    for (int row = warp; row < a.n_rows; row += ROWS) pick(a, row, logits[row]);
+}
+
+static size_t share_floats(size_t n_experts)
+{
+    return (size_t)FEW_ROWS * TD_SLICES_MAX * td_ceil_div(n_experts, TD_TILE_OUT) * TD_TILE_OUT;
 }
 
 size_t td_cuda_router_bytes(const td_dev_limits *limits)
 {
-    return (size_t)limits->rows * (size_t)limits->n_experts * sizeof(float);
+    size_t logits = (size_t)limits->rows * (size_t)limits->n_experts, shares = share_floats((size_t)limits->n_experts);
+    return (logits > shares ? logits : shares) * sizeof(float);
+}
+
+/* False: not for this call. */
+static bool launch_few(td_cuda_dev *dev, const td_router_args *a, const router_call *call, float *shares)
+{
+    router_few f = { (const uint8_t *)a->w->data, (const td_bf16 *)a->x, td_gpu_panel_bytes(TD_W_BF16, a->dim),
+                     a->dim };
+    f.groups = td_groups(a->dim);
+    f.slices = td_slices(f.groups);
+    f.n_panels = (int)td_ceil_div((size_t)a->n_experts, TD_TILE_OUT);
+    f.shares = shares;
+    f.counter = td_cuda_counters(dev) + TD_COUNTERS_ROUTER_AT;
+    if (a->n_rows > FEW_ROWS || a->w->format != TD_W_BF16 || f.groups > f.slices * FEW_GROUPS || a->dim % 8 ||
+        ((uintptr_t)a->x & 15))
+        return false;
+    td_launch(dev, k_router_few, td_ceil_div((size_t)(f.n_panels * f.slices), ROWS), 32 * ROWS, 0, *call, f);
+    return true;
 }
 
 td_status td_cuda_router(td_dev *base, const td_router_args *a)
@@ -63,6 +201,8 @@ td_status td_cuda_router(td_dev *base, const td_router_args *a)
     td_arena arena;
     td_cuda_scratch(dev, &arena);
     float *logits = (float *)td_cuda_take(&arena, td_cuda_router_bytes(&dev->limits));
+    router_call call = { a->n_rows, a->n_experts, a->top_k, a->norm, a->scale, a->bias, a->ids, a->weights };
+    if (launch_few(dev, a, &call, logits)) return td_cuda_launched(dev, "router");
     td_cuda_product_args p = { a->w->format,
                                a->w->data,
                                0,
@@ -79,7 +219,6 @@ td_status td_cuda_router(td_dev *base, const td_router_args *a)
                                0 };
     td_status status = td_cuda_product(dev, &p);
     if (status != TD_OK) return status;
-    td_launch(dev, k_router_pick, td_ceil_div((size_t)a->n_rows, ROWS), 32 * ROWS, 0, a->n_rows, a->n_experts, a->top_k,
-              a->norm, a->scale, logits, a->bias, a->ids, a->weights);
+    td_launch(dev, k_router_pick, td_ceil_div((size_t)a->n_rows, ROWS), 32 * ROWS, 0, call, logits);
     return td_cuda_launched(dev, "router");
 }
