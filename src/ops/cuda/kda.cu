@@ -44,8 +44,23 @@ static TD_DEVICE void prepare(const td_kda_call &a, const td_segment *segment, i
     }
 }
 
+/* Asks for the head's weights: 16 bytes a channel and part of the convolution, then what is fp32 a channel. */
+static TD_DEVICE void prefetch_weights(const td_kda_call &a, int head)
+{
+    enum { LINE = 128, PART_LINES = TD_HEAD * TD_CONV * 4 / LINE, LINES = TD_HEAD * 4 / LINE };
+    int i = threadIdx.x, part = i / PART_LINES;
+    if (part < 3)
+        td_prefetch((const char *)(a.w.conv + ((size_t)part * a.n_heads + head) * TD_HEAD * TD_CONV) +
+                    i % PART_LINES * LINE);
+    i -= 3 * PART_LINES;
+    if (i >= 0 && i < LINES) td_prefetch((const char *)(a.w.dt_bias + head * TD_HEAD) + i * LINE);
+    if (i >= LINES && i < 2 * LINES) td_prefetch((const char *)a.w.o_norm + (i - LINES) * LINE);
+    if (i == 2 * LINES) td_prefetch(a.w.neg_a + head);
+}
+
 static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_recurrent(td_kda_call a)
 {
+    prefetch_weights(a, blockIdx.x);
     td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     row_block *b = (row_block *)smem;
@@ -117,9 +132,9 @@ td_status td_cuda_kda(td_dev *base, const td_kda_args *a)
                          a->f_stride,
                          a->gate_stride,
                          (td_bf16 *)a->y };
-    if (serial)
-        td_launch_spread(dev, k_kda_recurrent, dim3((unsigned)a->n_heads, (unsigned)a->window->n_segments),
-                         TD_KDA_THREADS, sizeof(row_block), call);
+    dim3 grid((unsigned)a->n_heads, (unsigned)a->window->n_segments);
+    bool early = a->n_heads * a->window->n_segments <= dev->n_sm; /* a block has a multiprocessor to itself anyway */
+    if (serial) td_launch_as(early, dev, k_kda_recurrent, grid, TD_KDA_THREADS, sizeof(row_block), call);
     if (chunked) return td_cuda_kda_chunked(dev, &call, a->window->n_rows);
     return td_cuda_launched(dev, "kda");
 }
