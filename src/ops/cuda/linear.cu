@@ -165,7 +165,7 @@ template <int FORMAT> struct stage {
  * registers). So no branch keeps the loads of x from going ahead of the products before them; behind a branch each they
  * were most of a block's time. */
 template <int FORMAT, int NT, int UNROLL, bool WHOLE>
-static __global__ void __launch_bounds__(32 * WARPS, 2) k_linear_few(product p)
+static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT == 1 ? 3 : 2) k_linear_few(product p)
 {
     const int N = pieces<FORMAT>::N;
     const bool SHARED_PAIRS =
