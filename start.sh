@@ -87,14 +87,10 @@ threads_of_a_rank() {
     if [ "$THREADS" -gt 0 ]; then echo "$THREADS"; elif [ "$RANKS" = 2 ] && [ "$cores" -gt 1 ]; then echo $((cores / 2)); else echo "$cores"; fi
 }
 
-gpu_of_rank() { # "0,1" -> 0 for rank 0, 1 for rank 1; "0" -> 0
-    if [ "$1" = 0 ]; then echo "${GPU%,*}"; else echo "${GPU#*,}"; fi
-}
-
 rank_command() { # rank -> the array COMMAND
     COMMAND=("$TANDEM" serve --model "$MODEL" --rank "$1" --world "$RANKS" --master "$MASTER_ADDR" --master-port "$MASTER_PORT"
         --transport "$TRANSPORT" --context "$CONTEXT" --parallel "$PARALLEL" --max-tokens "$MAX_TOKENS" --kv "$KV" --dense "$DENSE"
-        --backend "$BACKEND" --gpu "$(gpu_of_rank "$1")"
+        --backend "$BACKEND" --gpu "$GPU"
         --threads "$(threads_of_a_rank)" --memory-reserve-gib "$MEMORY_RESERVE_GIB" --peer-timeout-s "$PEER_TIMEOUT_S"
         --wait-timeout-s "$WAIT_TIMEOUT")
     [ -n "$NET_DEVICES" ] && COMMAND+=(--net-devices "$NET_DEVICES")

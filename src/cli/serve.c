@@ -509,6 +509,11 @@ int td_cli_serve(int argc, char **argv)
         fprintf(stderr, "tandem serve: --rank: %d is not below --world %d\n", s.rank, s.world);
         return TD_EXIT_ARGUMENTS;
     }
+    int64_t gpus[TD_SHARDS];
+    if (td_serve_gpus(&s.settings, gpus, &err)) {
+        fprintf(stderr, "tandem serve: %s\n", err.text);
+        return TD_EXIT_ARGUMENTS;
+    }
     if (td_settings_flag(&s.settings, "check-args")) return TD_EXIT_OK;
     td_log_init(level_of(td_settings_text(&s.settings, "log-level")), s.world > 1 ? s.rank : -1);
     td_status status = run(&s, &err);

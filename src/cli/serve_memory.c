@@ -47,16 +47,19 @@ td_status td_serve_need_of(const td_serve_shape *shape, const td_checkpoint *che
     return TD_OK;
 }
 
+static size_t share(size_t free_bytes, size_t reserve_bytes, bool halved)
+{
+    size_t rest = free_bytes > reserve_bytes ? free_bytes - reserve_bytes : 0;
+    return halved ? rest / 2 : rest;
+}
+
 td_serve_memory td_serve_available(const td_serve_shape *shape, const td_settings *settings)
 {
     td_serve_memory available = { .host_bytes = td_mem_available_bytes() };
     if (!td_serve_one_memory(shape)) available.device_bytes = shape->gpu.free_bytes;
-    size_t *parts[] = { &available.device_bytes, &available.host_bytes };
     bool both_here = shape->model.world > 1 && strncmp(td_settings_text(settings, "master"), "127.", 4) == 0;
-    for (int i = 0; i < 2; i++) {
-        *parts[i] = *parts[i] > shape->reserve_bytes ? *parts[i] - shape->reserve_bytes : 0;
-        if (both_here) *parts[i] /= 2;
-    }
+    available.device_bytes = share(available.device_bytes, shape->reserve_bytes, both_here && shape->gpu_is_shared);
+    available.host_bytes = share(available.host_bytes, shape->reserve_bytes, both_here);
     return available;
 }
 

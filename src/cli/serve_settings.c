@@ -1,6 +1,8 @@
 /* See serve_settings.h. */
 #include "cli/serve_settings.h"
 
+#include "cli/args.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -200,12 +202,10 @@ const td_setting td_serve_settings[] = {
       .help = "where the model runs",
       .same_on_ranks = true },
     { .name = "gpu",
-      .kind = TD_SETTING_INT,
+      .kind = TD_SETTING_TEXT,
       .fallback = "0",
-      .min = 0,
-      .max = 63,
-      .value = "N",
-      .help = "which GPU, by the driver's numbering" },
+      .value = "N[,M]",
+      .help = "which GPU, by the driver's numbering; two: rank 0's and rank 1's" },
     { .name = "kv",
       .kind = TD_SETTING_CHOICE,
       .fallback = "bf16",
@@ -283,13 +283,24 @@ void td_serve_set_context(td_serve_shape *shape, const td_settings *settings, in
     shape->model.n_blocks = (int)((pool + TD_BLOCK - 1) / TD_BLOCK);
 }
 
+td_status td_serve_gpus(const td_settings *settings, int64_t gpus[TD_SHARDS], td_error *err)
+{
+    int n = 0;
+    td_status status = td_args_numbers("gpu", td_settings_text(settings, "gpu"), 0, 63, TD_SHARDS, gpus, &n, err);
+    for (int rank = n; !status && rank < TD_SHARDS; rank++) gpus[rank] = gpus[0];
+    return status;
+}
+
 /* `auto` takes a GPU when there is one that this build can use; `cuda` refuses without. */
 static td_status choose_backend(const td_settings *settings, td_serve_shape *shape, td_error *err)
 {
     const char *wanted = td_settings_text(settings, "backend");
     td_error why;
-    if (strcmp(wanted, "cpu") == 0) return TD_OK;
-    td_status status = td_gpu_query((int)td_settings_int(settings, "gpu"), &shape->gpu, &why);
+    int64_t gpus[TD_SHARDS];
+    td_status status = td_serve_gpus(settings, gpus, err);
+    if (status || strcmp(wanted, "cpu") == 0) return status;
+    shape->gpu_is_shared = shape->model.world > 1 && gpus[0] == gpus[1];
+    status = td_gpu_query((int)gpus[shape->model.rank], &shape->gpu, &why);
     if (status == TD_OK && shape->exact_fp32)
         return td_fail(err, TD_EINVAL, "--fp32 is a mode of the CPU: --backend cpu");
     if (status == TD_EINVAL) return td_fail(err, status, "--gpu: %s", why.text);

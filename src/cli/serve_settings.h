@@ -19,8 +19,12 @@ typedef struct td_serve_shape {
     size_t reserve_bytes;
     td_backend backend;
     td_gpu gpu;             /* backend TD_CUDA: the one, as it was found */
+    bool gpu_is_shared;     /* where both ranks are on one machine, they are on that GPU */
     char backend_note[256]; /* why `auto` did not take a GPU; empty: it did, or was not asked */
 } td_serve_shape;
+
+/* Which GPU each rank takes. TD_EINVAL: --gpu is not one number or two. */
+td_status td_serve_gpus(const td_settings *settings, int64_t gpus[TD_SHARDS], td_error *err);
 
 /* The device of that shape. */
 td_status td_serve_device(const td_serve_shape *shape, const td_config *config, td_dev **out, td_error *err);

@@ -62,8 +62,8 @@ printf '#!/bin/sh\n' > "$WORK/gpu/nvcc"
 chmod +x "$WORK/gpu/nvidia-smi" "$WORK/gpu/nvcc"
 out=$(PATH="$WORK/gpu:$PATH" BUILD_DIR='' GPU=0,1 DRY_RUN=1 ./start.sh 2>&1)
 contains 'GPU: a build with CUDA' "$out" 'build/cuda/src/cli/tandem'
-contains 'GPU: rank 0' "$(grep '^rank 0' <<<"$out")" '--gpu 0 '
-contains 'GPU: rank 1' "$(grep '^rank 1' <<<"$out")" '--gpu 1 '
+contains 'GPU: rank 0' "$(grep '^rank 0' <<<"$out")" '--gpu 0\,1 '
+contains 'GPU: rank 1' "$(grep '^rank 1' <<<"$out")" '--gpu 0\,1 '
 out=$(PATH="$WORK/gpu:$PATH" BACKEND=cpu BUILD_DIR='' DRY_RUN=1 ./start.sh 2>&1)
 contains 'GPU: BACKEND=cpu' "$out" 'build/cpu/src/cli/tandem'
 out=$(GPU=0,x DRY_RUN=1 ./start.sh 2>&1)

@@ -46,17 +46,46 @@ static void test_available(void **state)
     char *two[] = { "serve", "--model", "models/demo", "--world", "2" };
     char *far[] = { "serve", "--model", "models/demo", "--world", "2", "--master", "10.0.0.1" };
     td_settings alone = parse(3, one), here = parse(5, two), apart = parse(7, far);
-    td_serve_shape shape = { .backend = TD_CUDA, .reserve_bytes = 100 * MIB, .model = { .world = 1 } };
+    td_serve_shape shape = {
+        .backend = TD_CUDA, .reserve_bytes = 100 * MIB, .model = { .world = 1 }, .gpu_is_shared = true
+    };
     shape.gpu.free_bytes = 1100 * MIB;
     assert_int_equal(td_serve_available(&shape, &alone).device_bytes, 1000 * MIB);
     shape.model.world = 2;
     assert_int_equal(td_serve_available(&shape, &here).device_bytes, 500 * MIB);
     assert_int_equal(td_serve_available(&shape, &apart).device_bytes, 1000 * MIB);
+    shape.gpu_is_shared = false;
+    assert_int_equal(td_serve_available(&shape, &here).device_bytes, 1000 * MIB);
     shape.gpu.free_bytes = 50 * MIB;
     assert_int_equal(td_serve_available(&shape, &apart).device_bytes, 0);
     shape.gpu.integrated = true;
     td_serve_memory shared = td_serve_available(&shape, &apart);
     assert_true(shared.device_bytes == 0 && shared.host_bytes > 0);
+}
+
+static void test_gpus(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t gpus[2];
+    } good[] = { { "0", { 0, 0 } }, { "3", { 3, 3 } }, { "0,1", { 0, 1 } }, { "1,0", { 1, 0 } }, { "63", { 63, 63 } } };
+    static const char *const bad[] = { "", "x", "0,", "64", "-1", "0,1,2", "0 1" };
+    char *argv[] = { "serve", "--model", "m", "--gpu", NULL };
+    int64_t gpus[TD_SHARDS];
+    td_error err;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        argv[4] = (char *)good[i].text;
+        td_settings settings = parse(5, argv);
+        assert_int_equal(td_serve_gpus(&settings, gpus, &err), TD_OK);
+        assert_memory_equal(gpus, good[i].gpus, sizeof gpus);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        argv[4] = (char *)bad[i];
+        td_settings settings = parse(5, argv);
+        assert_int_equal(td_serve_gpus(&settings, gpus, &err), TD_EINVAL);
+        assert_non_null(strstr(err.text, "--gpu"));
+    }
 }
 
 /* The largest window of exactly what a window needs is that window; of a byte less it is a block shorter. */
@@ -99,6 +128,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_available),
+        cmocka_unit_test(test_gpus),
         cmocka_unit_test(test_largest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
