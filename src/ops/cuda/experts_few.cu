@@ -5,20 +5,23 @@
  *   out  a block takes an item and at least 128 outputs of down, which it rotates; the block that arrives last at 128
  *        outputs of a row adds the row's picks in their own order, then the shared expert
  * Every number comes from the operations that experts.cu and experts_product.cu do, in their order; who arrives last
- * decides where it is computed, not what. z, mid and out are stored by pick. Both kernels start on an idle chip
- * (td_launch_spread(): few, long blocks). */
+ * decides where it is computed, not what. z, mid and out are stored by pick.
+ * One or two rows: blocks of 16 warps and more than 64 registers, of which a multiprocessor holds one, so they spread
+ * even when they are set up early; down's first words are then on their way before gate and up have ended. More rows:
+ * blocks of 8 warps, three a multiprocessor, which start on an idle chip (td_launch_spread(): few, long blocks). */
 #include "ops/cuda/experts_rotate.h"
 #include "ops/cuda/experts_tile.h"
 
 enum {
     WARPS = 8,
+    WARPS_ALONE = 16, /* of a block that has a multiprocessor to itself */
+    ROWS_ALONE = 2,
     STRIP = 64, /* outputs a warp works on: four tiles */
     TILES = STRIP / TD_EXL3_TILE,
     ITEM = 8,
     PICKS = 64, /* of a window: two a lane */
     BLOCK = TD_EXL3_BLOCK,
     PAIR_BYTES = 1024,                    /* packed words of a strip for 32 inputs */
-    CHUNKS = WARPS / 2,                   /* of 128 outputs that a block touches, at most */
     COUNTERS_IN = TD_COUNTERS_EXPERTS / 2 /* [PICKS][width / 128]; behind: [ITEM][dim / 128] */
 };
 
@@ -60,9 +63,9 @@ static TD_DEVICE few_item find_item(const td_experts_call &a, int z)
     return item;
 }
 
-static TD_DEVICE few_part part_of(int slices, int k, int n)
+static TD_DEVICE few_part part_of(int warps, int slices, int k, int n)
 {
-    int warp = threadIdx.x / 32, slice = warp % slices, groups = k / TD_TILE_IN, per_block = WARPS / slices;
+    int warp = threadIdx.x / 32, slice = warp % slices, groups = k / TD_TILE_IN, per_block = warps / slices;
     int strip = blockIdx.x * per_block + warp / slices;
     return { strip, per_block, 2 * (groups * slice / slices), 2 * (groups * (slice + 1) / slices), strip * STRIP < n };
 }
@@ -173,15 +176,14 @@ static TD_DEVICE void product_of_x(const td_experts_call &a, const td_gpu_matrix
     __syncwarp(); /* xs becomes the warp's sums */
 }
 
-/* A warp's part of down: its rows of x are in memory as they are needed. */
-static TD_DEVICE void product_of_mid(const td_experts_call &a, const td_gpu_matrix &m, const few_item &item,
-                                     const few_part &part, float acc[TILES][4])
+/* A warp's part of down: its rows of x are in memory as they are needed. next: the words of its first pair. */
+static TD_DEVICE void product_of_mid(const td_experts_call &a, const uint8_t *w, const few_item &item,
+                                     const few_part &part, uint4 next[2], float acc[TILES][4])
 {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const uint8_t *w = words_at(m, part, a.width);
     const td_bf16 *x = a.mid + (size_t)__shfl_sync(0xffffffffu, item.pick, g) * a.mid_stride + 8 * t;
     bool there = g < item.n;
-    uint4 next[2] = { td_load_stream(w), td_load_stream(w + PAIR_BYTES / 2) }, b_next = make_uint4(0, 0, 0, 0);
+    uint4 b_next = make_uint4(0, 0, 0, 0);
     if (there) b_next = *(const uint4 *)(x + 32 * part.first);
 #pragma unroll 2
     for (int pair = part.first; pair < part.end; pair++) {
@@ -214,17 +216,18 @@ static TD_DEVICE void load4_l2(const float *p, float v[4])
     v[3] = f.w;
 }
 
-static __global__ void __launch_bounds__(32 * WARPS, 3) k_experts_few_in(td_experts_call a, int slices)
+template <int W>
+static __global__ void __launch_bounds__(32 * W, W == WARPS ? 3 : 1) k_experts_few_in(td_experts_call a, int slices)
 {
     td_begin();
-    __shared__ __align__(16) float red[WARPS][ITEM][STRIP]; /* before: rotated inputs */
-    __shared__ int pick_of[ITEM], last[CHUNKS];
+    __shared__ __align__(16) float red[W][ITEM][STRIP]; /* before: rotated inputs */
+    __shared__ int pick_of[ITEM], last[W / 2];
     few_item item = find_item(a, blockIdx.z);
     if (!item.n) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tid = threadIdx.x, matrix = blockIdx.y;
     const td_gpu_matrix *table = a.table + item.expert;
     const td_gpu_matrix m = table[(size_t)(TD_MATRIX_GATE + matrix) * a.n_experts];
-    few_part part = part_of(slices, a.dim, a.width);
+    few_part part = part_of(W, slices, a.dim, a.width);
     int chunk0 = blockIdx.x * part.per_block / 2, chunks = a.width / BLOCK, n_chunks = max(part.per_block / 2, 1);
     if (tid < 2 * n_chunks && chunk0 + tid / 2 < chunks) td_prefetch(m.svh + chunk0 * BLOCK + tid * 64);
     float acc[TILES][4];
@@ -234,7 +237,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 3) k_experts_few_in(td_expe
     store_sums(acc, red[warp]);
     if (tid < ITEM) pick_of[tid] = item.pick;
     __syncthreads();
-    for (int i = tid; i < part.per_block * item.n * STRIP; i += 32 * WARPS) {
+    for (int i = tid; i < part.per_block * item.n * STRIP; i += 32 * W) {
         int o = i % STRIP, r = i / STRIP % item.n, q = i / STRIP / item.n;
         int out = (blockIdx.x * part.per_block + q) * STRIP + o;
         if (out >= a.width) continue;
@@ -248,7 +251,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 3) k_experts_few_in(td_expe
         last[tid] = chunk0 + tid < chunks &&
                     arrives_last(a.counters + (size_t)blockIdx.z * chunks + chunk0 + tid, min(part.per_block, 2), 4);
     __syncthreads();
-    for (int task = warp; task < n_chunks * item.n; task += WARPS) {
+    for (int task = warp; task < n_chunks * item.n; task += W) {
         if (!last[task / item.n]) continue;
         __threadfence();
         int pick = pick_of[task % item.n], i = (chunk0 + task / item.n) * BLOCK + 4 * lane;
@@ -297,19 +300,20 @@ static TD_DEVICE uint64_t valid_of_row(const td_experts_call &a, uint64_t valid,
 static TD_DEVICE void combine_idle_row(const td_experts_call &a, uint64_t valid, int z, int chunk0, int n_chunks)
 {
     if (z % a.top_k || valid_of_row(a, valid, z / a.top_k)) return;
-    for (int c = threadIdx.x / 32; c < n_chunks && chunk0 + c < a.dim / BLOCK; c += WARPS)
+    for (int c = threadIdx.x / 32; c < n_chunks && chunk0 + c < a.dim / BLOCK; c += (int)blockDim.x / 32)
         combine(a, valid, z / a.top_k, chunk0 + c);
 }
 
-static __global__ void __launch_bounds__(32 * WARPS, 3) k_experts_few_out(td_experts_call a, int slices)
+template <int W>
+static __global__ void __launch_bounds__(32 * W, W == WARPS ? 3 : 1) k_experts_few_out(td_experts_call a, int slices)
 {
-    td_begin();
-    __shared__ __align__(16) float red[WARPS][ITEM][STRIP];
-    __shared__ int pick_of[ITEM], last[CHUNKS * ITEM];
-    few_item item = find_item(a, blockIdx.z);
-    few_part part = part_of(slices, a.width, a.dim);
+    __shared__ __align__(16) float red[W][ITEM][STRIP];
+    __shared__ int pick_of[ITEM], last[W / 2 * ITEM];
+    few_item item = find_item(a, blockIdx.z); /* ids were there before `in` began */
+    few_part part = part_of(W, slices, a.width, a.dim);
     int chunk0 = blockIdx.x * part.per_block / 2, chunks = a.dim / BLOCK, n_chunks = part.per_block / 2;
     if (!item.n) {
+        td_begin();
         combine_idle_row(a, item.valid, blockIdx.z, chunk0, n_chunks);
         return;
     }
@@ -319,12 +323,19 @@ static __global__ void __launch_bounds__(32 * WARPS, 3) k_experts_few_out(td_exp
     float acc[TILES][4];
 #pragma unroll
     for (int i = 0; i < TILES * 4; i++) acc[i / 4][i % 4] = 0.0f;
-    if (part.live) product_of_mid(a, m, item, part, acc);
+    const uint8_t *w = words_at(m, part, a.width);
+    uint4 next[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
+    if (part.live) {
+        next[0] = td_load_early16(w);
+        next[1] = td_load_early16(w + PAIR_BYTES / 2);
+    }
+    td_begin(); /* for mid */
+    if (part.live) product_of_mid(a, w, item, part, next, acc);
     store_sums(acc, red[warp]);
     if (tid < ITEM) pick_of[tid] = item.pick;
     __syncthreads();
     int tasks = min(n_chunks, chunks - chunk0) * item.n;
-    for (int task = warp; task < tasks; task += WARPS) {
+    for (int task = warp; task < tasks; task += W) {
         int c = task / item.n, r = task % item.n, d = (chunk0 + c) * BLOCK + 4 * lane;
         float v[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         for (int s = 0; s < slices; s++) {
@@ -343,7 +354,7 @@ static __global__ void __launch_bounds__(32 * WARPS, 3) k_experts_few_out(td_exp
                                  __popcll(valid_of_row(a, item.valid, row)));
     }
     __syncthreads();
-    for (int task = warp; task < tasks; task += WARPS) {
+    for (int task = warp; task < tasks; task += W) {
         if (!last[task]) continue;
         __threadfence();
         combine(a, item.valid, pick_of[task % item.n] / a.top_k, chunk0 + task / item.n);
@@ -358,13 +369,21 @@ bool td_cuda_experts_few_fits(const td_experts_call *a)
            ITEM * (a->dim / BLOCK) <= TD_COUNTERS_EXPERTS - COUNTERS_IN;
 }
 
-td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a)
+template <int W> static void launch(const td_cuda_dev *dev, const td_experts_call *a)
 {
     int slices_in = td_expert_slices(a->dim), slices_out = td_expert_slices(a->width);
-    unsigned picks = (unsigned)a->picks;
-    unsigned blocks_in = td_ceil_div((size_t)a->width, (size_t)(WARPS / slices_in * STRIP)),
-             blocks_out = td_ceil_div((size_t)a->dim, (size_t)(WARPS / slices_out * STRIP));
-    td_launch_spread(dev, k_experts_few_in, dim3(blocks_in, 2, picks), 32 * WARPS, 0, *a, slices_in);
-    td_launch_spread(dev, k_experts_few_out, dim3(blocks_out, 1, picks), 32 * WARPS, 0, *a, slices_out);
+    unsigned picks = (unsigned)a->picks, outputs_in = W / slices_in * STRIP, outputs_out = W / slices_out * STRIP;
+    dim3 in(td_ceil_div((size_t)a->width, outputs_in), 2, picks),
+        out(td_ceil_div((size_t)a->dim, outputs_out), 1, picks);
+    td_launch_as(W == WARPS_ALONE, dev, k_experts_few_in<W>, in, 32 * W, 0, *a, slices_in);
+    td_launch_as(W == WARPS_ALONE, dev, k_experts_few_out<W>, out, 32 * W, 0, *a, slices_out);
+}
+
+td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a)
+{
+    if (a->n_rows <= ROWS_ALONE)
+        launch<WARPS_ALONE>(dev, a);
+    else
+        launch<WARPS>(dev, a);
     return td_cuda_launched(dev, "experts");
 }
