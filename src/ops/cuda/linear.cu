@@ -436,7 +436,8 @@ size_t td_cuda_product_bytes(const td_dev_limits *limits)
 template <int FORMAT, int NT, int UNROLL, int MOST>
 static void launch_few(const td_cuda_dev *dev, const product &p, dim3 grid, int slice_groups)
 {
-    bool whole = slice_groups && (FORMAT == TD_W_Q4 ? slice_groups == UNROLL : slice_groups % UNROLL == 0);
+    bool rounds = FORMAT != TD_W_Q4 && UNROLL == MOST; /* several times as many groups will do too */
+    bool whole = slice_groups && (slice_groups == UNROLL || (rounds && slice_groups % UNROLL == 0));
     if constexpr (FORMAT != TD_W_Q4 || NT == 1) { /* q4 for more rows: 128 registers would not do */
         if (whole) {
             td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, true>, grid, 32 * WARPS, 0, p);
