@@ -161,13 +161,16 @@ template <int FORMAT> struct stage {
 };
 
 /* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
- * WHOLE: every slice is a multiple of UNROLL full groups, and exactly UNROLL with q4 (nothing walks, which saves
- * registers). So no branch keeps the loads of x from going ahead of the products before them; behind a branch each they
- * were most of a block's time. */
-template <int FORMAT, int NT, int UNROLL, bool WHOLE>
+ * FULL_GROUPS: no group has inputs beyond `in`. WHOLE_SLICES: also, every slice is a multiple of UNROLL groups, and
+ * exactly UNROLL with q4 (nothing walks, which saves registers). So no branch keeps the loads of x from going ahead of
+ * the products before them; behind a branch each they were most of a block's time. */
+enum { ANY_SHAPE, FULL_GROUPS, WHOLE_SLICES };
+
+template <int FORMAT, int NT, int UNROLL, int SHAPE>
 static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT == 1 ? 3 : 2) k_linear_few(product p)
 {
     const int N = pieces<FORMAT>::N;
+    const bool WHOLE = SHAPE == WHOLE_SLICES;
     const bool SHARED_PAIRS =
         FORMAT == TD_W_Q4 && WHOLE && UNROLL % 4 == 0; /* four lanes need the same: a group each */
     __shared__ float red[WARPS][8 * NT][TD_TILE_OUT + 1];
@@ -203,7 +206,8 @@ static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT ==
             if (!WHOLE && group + u >= end) continue;
             uint32_t b[NT][8];
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) load_x<WHOLE>(x[nt], (group + u) * TD_TILE_IN, p.in - 8 * t, b[nt]);
+            for (int nt = 0; nt < NT; nt++)
+                load_x<SHAPE != ANY_SHAPE>(x[nt], (group + u) * TD_TILE_IN, p.in - 8 * t, b[nt]);
             uint2 own = pair[SHARED_PAIRS ? u / 4 : u];
             if (SHARED_PAIRS) {
                 own.x = __shfl_sync(0xffffffffu, own.x, g * 4 + u % 4);
@@ -440,7 +444,7 @@ static void launch_few(const td_cuda_dev *dev, const product &p, dim3 grid, int 
     bool whole = slice_groups && (slice_groups == UNROLL || (rounds && slice_groups % UNROLL == 0));
     if constexpr (FORMAT != TD_W_Q4 || NT == 1) { /* q4 for more rows: 128 registers would not do */
         if (whole) {
-            td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, true>, grid, 32 * WARPS, 0, p);
+            td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, WHOLE_SLICES>, grid, 32 * WARPS, 0, p);
             return;
         }
         if constexpr (UNROLL > 1) {
@@ -448,7 +452,10 @@ static void launch_few(const td_cuda_dev *dev, const product &p, dim3 grid, int 
             return;
         }
     }
-    td_launch(dev, k_linear_few<FORMAT, NT, MOST, false>, grid, 32 * WARPS, 0, p);
+    if (p.in % TD_TILE_IN == 0)
+        td_launch(dev, k_linear_few<FORMAT, NT, MOST, FULL_GROUPS>, grid, 32 * WARPS, 0, p);
+    else
+        td_launch(dev, k_linear_few<FORMAT, NT, MOST, ANY_SHAPE>, grid, 32 * WARPS, 0, p);
 }
 
 template <int FORMAT> static void launch(const td_cuda_dev *dev, const product &p, int n_batch)
