@@ -205,6 +205,37 @@ static void check_serial_bits(oc_ctx *oc, int heads, int rows)
     oc_done(oc);
 }
 
+/* Short segments side by side, more blocks than multiprocessors with all heads: as on the CPU, and as each one alone. */
+static void check_beside(oc_ctx *oc, int heads)
+{
+    static const int counts[SLOTS] = { 1, 2, 1, 1, 3 };
+    oc_case(oc, "%d heads, five short segments in a window == each alone", heads);
+    layer l = make(oc, heads);
+    oc_window w;
+    td_segment segments[SLOTS];
+    for (int i = 0; i < SLOTS; i++)
+        segments[i] = (td_segment){ .n_rows = counts[i], .pos = 11 * i, .slot = 2 * i % SLOTS, .parity = i % 2 };
+    oc_make_window(oc, &w, segments, SLOTS);
+    oc_ran(oc, run(oc, OC_CPU, &l, &w, 0, true), run(oc, OC_GPU, &l, &w, 0, true));
+    compare(oc, &l, w.w[0].n_rows);
+    unsigned char *state = (unsigned char *)oc_pull(oc, l.state), *conv = (unsigned char *)oc_pull(oc, l.conv),
+                  *y = (unsigned char *)oc_pull(oc, l.y);
+    restore(oc, &l);
+    for (int i = 0; i < SLOTS; i++) {
+        oc_window one;
+        oc_make_window(oc, &one, &segments[i], 1);
+        oc_ran(oc, TD_OK, run(oc, OC_GPU, &l, &one, w.segments[i].first_row, false));
+    }
+    unsigned char *state1 = (unsigned char *)oc_pull(oc, l.state), *conv1 = (unsigned char *)oc_pull(oc, l.conv),
+                  *y1 = (unsigned char *)oc_pull(oc, l.y);
+    oc_bits(oc, "state", state, state1, l.state->n_bytes);
+    oc_bits(oc, "conv", conv, conv1, l.conv->n_bytes);
+    oc_bits(oc, "y", y, y1, (size_t)w.w[0].n_rows * l.width * sizeof(td_bf16));
+    void *const all[] = { state, conv, y, state1, conv1, y1 };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    oc_done(oc);
+}
+
 static void check_chunked(oc_ctx *oc, int heads, int rows)
 {
     oc_case(oc, "%d heads, a prompt of %d rows beside others", heads, rows);
@@ -249,6 +280,7 @@ void oc_kda(oc_ctx *oc)
     int heads = oc->real ? 32 : 4;
     for (int i = 0; i < 9; i++) check_serial(oc, i % 3 == 2 ? heads : 1 + i % 2, rows[i]);
     for (int i = 1; i < 9; i += 2) check_serial_bits(oc, 2, rows[i]);
+    check_beside(oc, heads);
     for (int i = 0; i < 9; i++) check_chunked(oc, i % 4 == 3 ? heads : 1 + i % 2, prompts[i]);
     check_cuts(oc, 2);
 }

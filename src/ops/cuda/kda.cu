@@ -58,21 +58,28 @@ static TD_DEVICE void prefetch_weights(const td_kda_call &a, int head)
     if (i == 2 * LINES) td_prefetch(a.w.neg_a + head);
 }
 
-static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_recurrent(td_kda_call a)
+/* BLOCKS a multiprocessor. 1: the state is read at once. 2, for windows of up to ROWS rows: it is only asked for, and read
+ * when the rows are prepared, which takes the registers before; one block's memory then hides the other's arithmetic.
+ * Registers are short: the head is read as blockIdx.x where it is needed. */
+template <int BLOCKS> static __global__ void __launch_bounds__(TD_KDA_THREADS, BLOCKS) k_kda_recurrent(td_kda_call a)
 {
     prefetch_weights(a, blockIdx.x);
     td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     row_block *b = (row_block *)smem;
-    int head = blockIdx.x, lane = threadIdx.x % 32;
     const td_segment *segment = a.segments + blockIdx.y;
     if (segment->chunked || segment->n_rows < 1) return;
     int saved = td_kda_first_saved(a.segments, blockIdx.y);
     float m[TD_KDA_QUARTER];
-    td_kda_state_load(m, td_kda_state_at(a, segment, segment->parity, head));
+    if (BLOCKS == 1)
+        td_kda_state_load(m, td_kda_state_at(a, segment, segment->parity, blockIdx.x));
+    else
+        td_prefetch(td_kda_state_at(a, segment, segment->parity, blockIdx.x) +
+                    threadIdx.x * (TD_KDA_STATE / TD_KDA_THREADS));
     for (int t0 = 0; t0 < segment->n_rows; t0 += ROWS) {
         int n = min(segment->n_rows - t0, (int)ROWS);
-        prepare(a, segment, head, t0, n, saved, b);
+        prepare(a, segment, blockIdx.x, t0, n, saved, b);
+        if (BLOCKS == 2) td_kda_state_load(m, td_kda_state_at(a, segment, segment->parity, blockIdx.x));
         __syncthreads();
         for (int t = 0; t < n; t++)
             td_kda_step<true>(m, b->part[1][t], b->part[2][t], b->part[3][t], b->beta[t], b->part[0][t], b->red[0],
@@ -81,14 +88,15 @@ static __global__ void __launch_bounds__(TD_KDA_THREADS) k_kda_recurrent(td_kda_
         for (int t = threadIdx.x / 32; t < n; t += WARPS) {
             float o[4];
             for (int i = 0; i < 4; i++) {
-                const float *share = b->o[t] + lane + 32 * i;
+                const float *share = b->o[t] + threadIdx.x % 32 + 32 * i;
                 o[i] = ((share[0] + share[TD_HEAD]) + share[2 * TD_HEAD]) + share[3 * TD_HEAD];
             }
-            td_kda_finish(a, segment, head, t0 + t, lane, o);
+            td_kda_finish(a, segment, blockIdx.x, t0 + t, threadIdx.x % 32, o);
         }
+        if (BLOCKS == 2) break;
     }
-    td_kda_state_store(m, td_kda_state_at(a, segment, !segment->parity, head));
-    td_kda_conv_write(a, segment, head, segment->n_rows, a.proj + (size_t)segment->first_row * a.proj_stride,
+    td_kda_state_store(m, td_kda_state_at(a, segment, !segment->parity, blockIdx.x));
+    td_kda_conv_write(a, segment, blockIdx.x, segment->n_rows, a.proj + (size_t)segment->first_row * a.proj_stride,
                       a.proj_stride);
 }
 
@@ -133,8 +141,13 @@ td_status td_cuda_kda(td_dev *base, const td_kda_args *a)
                          a->gate_stride,
                          (td_bf16 *)a->y };
     dim3 grid((unsigned)a->n_heads, (unsigned)a->window->n_segments);
-    bool early = a->n_heads * a->window->n_segments <= dev->n_sm; /* a block has a multiprocessor to itself anyway */
-    if (serial) td_launch_as(early, dev, k_kda_recurrent, grid, TD_KDA_THREADS, sizeof(row_block), call);
+    bool alone = a->n_heads * a->window->n_segments <= dev->n_sm; /* every block has a multiprocessor to itself */
+    if (serial && alone)
+        td_launch(dev, k_kda_recurrent<1>, grid, TD_KDA_THREADS, sizeof(row_block), call);
+    else if (serial && a->window->n_rows > ROWS)
+        td_launch_spread(dev, k_kda_recurrent<1>, grid, TD_KDA_THREADS, sizeof(row_block), call);
+    else if (serial)
+        td_launch_spread(dev, k_kda_recurrent<2>, grid, TD_KDA_THREADS, sizeof(row_block), call);
     if (chunked) return td_cuda_kda_chunked(dev, &call, a->window->n_rows);
     return td_cuda_launched(dev, "kda");
 }
