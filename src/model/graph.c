@@ -65,7 +65,7 @@ td_status td_model_graph_run(td_model *m, td_model_window *window, td_error *err
     td_graph *graph;
     int n_rows = window->w.n_rows;
     TD_TRY(graph_of(m, n_rows, level_of(m, window->w.host_pos_max), &graph, err));
-    for (int i = window->n_wanted; i < n_rows; i++) window->wanted[i] = 0;
+    for (int i = window->n_wanted; i < n_rows; i++) window->host.wanted[i] = 0;
     td_status status = td_dev_graph_launch(m->dev, graph);
     if (status) return td_fail(err, status, "window of %d rows: %s", n_rows, td_status_text(status));
     m->n_logits = window->n_wanted;

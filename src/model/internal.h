@@ -90,13 +90,19 @@ typedef struct td_model_slot {
     int32_t n_blocks; /* valid entries of its block table */
 } td_model_slot;
 
-/* A window and its device-visible tables. */
-typedef struct td_model_window {
-    td_window w;
+/* Tables that the host writes and operations read. A GPU has a copy of its own, which follows in stream order
+ * (window.c): operations that read the host's over the bus would each wait for it. On the CPU they are one. */
+typedef struct td_model_tables {
     int32_t *ids, *pos, *seg; /* [rows_cap] */
     td_segment *segments;     /* [TD_SEGMENTS_MAX] */
     int32_t *keep;            /* [TD_SEGMENTS_MAX], for the replay */
     int32_t *wanted;          /* [n_logits] rows whose logits are wanted */
+} td_model_tables;
+
+typedef struct td_model_window {
+    td_window w; /* of the device's tables */
+    td_model_tables host, device;
+    size_t tables_bytes; /* from ids on */
     int n_wanted;
     int n_serial; /* rows of row-by-row segments, which come first */
 } td_model_window;
@@ -141,7 +147,9 @@ struct td_model {
     td_arena meta;          /* structures on the heap */
     td_model_layer *layers; /* [n_loaded] */
     td_model_slot *slots;   /* [n_slots] */
-    int32_t *blocks;        /* [n_slots][blocks_cap], device-visible */
+    int32_t *blocks;        /* [n_slots][blocks_cap], the host's */
+    int32_t *device_blocks; /* its copy, as of the last window; the same memory on the CPU */
+    bool blocks_changed;
 
     const td_bf16 *embed;      /* [vocab][dim] */
     td_weight head[TD_SHARDS]; /* by own index */
@@ -191,7 +199,9 @@ td_status td_model_init(td_model *m, td_dev *dev, const td_ops *ops, const td_co
 
 /* window.c */
 td_status td_model_window_build(const td_model *m, td_model_window *window, const td_batch *batch, td_error *err);
-bool td_model_window_sparse(const td_model *m, const td_window *w); /* does any row select pools? */
+bool td_model_window_sparse(const td_model *m, const td_window *w);         /* does any row select pools? */
+td_status td_model_window_send(td_model *m, const td_model_window *window); /* the tables follow to the device */
+td_status td_model_blocks_send(td_model *m);                                /* the block tables, if they changed */
 
 /* kda.c, dsa.c, moe.c: a block from m->s.n to this rank's partials. */
 td_status td_model_kda_block(td_model *m, const td_model_kda *kda, const td_model_window *window);

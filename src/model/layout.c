@@ -65,6 +65,11 @@ void td_model_dev_limits(const td_config *config, const td_model_options *option
 
 /* ---- caches ---- */
 
+static bool on_cpu(const td_model *m)
+{
+    return td_dev_backend(m->dev) == TD_CPU;
+}
+
 static td_act *take_act(td_builder *b, size_t n)
 {
     return (td_act *)td_builder_take(b, td_act_bytes(b->dev, n));
@@ -123,7 +128,7 @@ static void layout_dsa_caches(td_builder *b, td_model *m, td_model_dsa *dsa)
     cache->format = m->options.kv;
     cache->ring_rows =
         m->rows_cap + TD_POOL; /* rows_cap % 4 == 0; the three earlier members of a pool survive a window */
-    cache->blocks = m->blocks;
+    cache->blocks = m->device_blocks;
     cache->blocks_cap = m->blocks_cap;
     cache->kv_lora = c->kv_lora;
     b->account = &m->plan.kv_bytes;
@@ -139,7 +144,9 @@ static void layout_dsa_caches(td_builder *b, td_model *m, td_model_dsa *dsa)
 static void layout_caches(td_builder *b, td_model *m)
 {
     b->account = &m->plan.state_bytes;
-    m->blocks = take_table(b, (size_t)m->options.n_slots * (size_t)m->blocks_cap);
+    size_t n_entries = (size_t)m->options.n_slots * (size_t)m->blocks_cap;
+    m->blocks = take_table(b, n_entries);
+    m->device_blocks = on_cpu(m) ? m->blocks : take_i32(b, n_entries);
     for (int i = 0; i < m->n_loaded; i++) {
         td_model_layer *layer = &m->layers[i];
         if (layer->is_dsa)
@@ -151,20 +158,33 @@ static void layout_caches(td_builder *b, td_model *m)
 
 /* ---- a window ---- */
 
+/* The tables in one piece: base NULL counts. */
+static size_t carve(const td_model *m, void *base, td_model_tables *t)
+{
+    td_arena arena;
+    size_t rows = (size_t)m->rows_cap;
+    td_arena_init_fixed(&arena, base, SIZE_MAX);
+    t->ids = (int32_t *)td_arena_take(&arena, rows * sizeof *t->ids, 64);
+    t->pos = (int32_t *)td_arena_take(&arena, rows * sizeof *t->pos, 64);
+    t->seg = (int32_t *)td_arena_take(&arena, rows * sizeof *t->seg, 64);
+    t->segments = (td_segment *)td_arena_take(&arena, TD_SEGMENTS_MAX * sizeof *t->segments, 64);
+    t->keep = (int32_t *)td_arena_take(&arena, TD_SEGMENTS_MAX * sizeof *t->keep, 64);
+    t->wanted = (int32_t *)td_arena_take(&arena, (size_t)m->options.n_logits * sizeof *t->wanted, 64);
+    return arena.used_bytes;
+}
+
 static void layout_window(td_builder *b, td_model *m, td_model_window *window)
 {
-    size_t rows = (size_t)m->rows_cap;
-    window->ids = take_table(b, rows);
-    window->pos = take_table(b, rows);
-    window->seg = take_table(b, rows);
-    window->segments = (td_segment *)take_shared(b, TD_SEGMENTS_MAX * sizeof(td_segment));
-    window->keep = take_table(b, TD_SEGMENTS_MAX);
-    window->wanted = take_table(b, (size_t)m->options.n_logits);
-    window->w = (td_window){ .ids = window->ids,
-                             .pos = window->pos,
-                             .seg = window->seg,
-                             .segments = window->segments,
-                             .host_segments = window->segments };
+    window->tables_bytes = carve(m, NULL, &window->host);
+    void *host = take_shared(b, window->tables_bytes);
+    void *device = on_cpu(m) ? host : td_builder_take(b, window->tables_bytes);
+    carve(m, host, &window->host);
+    carve(m, device, &window->device);
+    window->w = (td_window){ .ids = window->device.ids,
+                             .pos = window->device.pos,
+                             .seg = window->device.seg,
+                             .segments = window->device.segments,
+                             .host_segments = window->host.segments };
 }
 
 static void layout_kda_scratch(td_builder *b, td_model *m)

@@ -112,6 +112,7 @@ void td_model_slot_blocks(td_model *m, int slot, const int32_t *blocks, int n_bl
     for (int i = 0; i < n_blocks; i++) td_check(blocks[i] >= 0 && blocks[i] < m->options.n_blocks);
     slot_of(m, slot)->n_blocks = n_blocks;
     memcpy(m->blocks + (size_t)slot * (size_t)m->blocks_cap, blocks, (size_t)n_blocks * sizeof *blocks);
+    m->blocks_changed = true;
 }
 
 static td_status copy_rows(td_dev *dev, void *plane, int32_t from, int32_t to, int block_rows, int n_rows,

@@ -27,11 +27,11 @@ static td_status check_args(const td_model *m, const td_mtp_args *a, td_error *e
 static void build_window(td_model *m, const td_mtp_args *a)
 {
     td_model_window *window = &m->mtp_window;
-    window->segments[0] = (td_segment){ .n_rows = a->n_rows, .pos = a->pos, .slot = a->slot };
+    window->host.segments[0] = (td_segment){ .n_rows = a->n_rows, .pos = a->pos, .slot = a->slot };
     for (int i = 0; i < a->n_rows; i++) {
-        window->ids[i] = a->pos + i ? a->next_ids[i] : -1; /* the embedding at position 0 is zero */
-        window->pos[i] = a->pos + i;
-        window->seg[i] = 0;
+        window->host.ids[i] = a->pos + i ? a->next_ids[i] : -1; /* the embedding at position 0 is zero */
+        window->host.pos[i] = a->pos + i;
+        window->host.seg[i] = 0;
     }
     window->w.n_rows = a->n_rows;
     window->w.n_segments = 1;
@@ -91,6 +91,7 @@ static td_status run(td_model *m, const td_mtp_args *a, td_error *err)
     int layer = m->config.n_layers, n = a->n_rows;
     size_t dim = (size_t)m->config.hidden;
     td_act *x = m->s.x;
+    TD_TRY(td_model_window_send(m, &m->mtp_window));
     TD_TRY(combine(m, a, x));
     TD_TRY(norm(m, n, x, m->layers[layer].attn_site.norm, m->s.n, dim));
     TD_TRY(td_model_attention(m, layer, &m->mtp_window, err));
@@ -108,7 +109,8 @@ td_status td_model_mtp(td_model *m, const td_mtp_args *args, td_error *err)
     TD_TRY(td_dev_sync(m->dev, err)); /* the tables may still be read */
     build_window(m, args);
     if (err) err->status = TD_OK;
-    td_status status = run(m, args, err);
+    td_status status = td_model_blocks_send(m);
+    if (!status) status = run(m, args, err);
     if (!status) status = td_model_settle(m, err);
     if (status) td_model_abandon(m);
     if (status && err && !err->status) return td_fail(err, status, "MTP layer: %s", td_status_text(status));

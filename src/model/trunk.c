@@ -203,7 +203,7 @@ static td_status finish(td_model *m, const td_model_window *window)
     td_stream_mean_args args = { .n_rows = n_rows, .dim = m->config.hidden, .x = m->s.x, .h = mean, .h_stride = dim };
     TD_TRY(m->ops->stream_mean(m->dev, &args));
     if (m->s.final) TD_TRY(final_norm(m, n_rows, NULL, mean, m->s.final));
-    if (window->n_wanted) TD_TRY(final_norm(m, window->n_wanted, window->wanted, mean, m->s.wanted));
+    if (window->n_wanted) TD_TRY(final_norm(m, window->n_wanted, window->device.wanted, mean, m->s.wanted));
     TD_TRY(td_model_head(m, m->s.wanted, window->n_wanted));
     if (!m->trace.layer) return TD_OK;
     TD_TRY(final_norm(m, n_rows, NULL, mean, m->s.x)); /* the streams are of no more use either */
@@ -214,7 +214,8 @@ static td_status finish(td_model *m, const td_model_window *window)
 
 td_status td_model_trunk(td_model *m, const td_model_window *window, td_error *err)
 {
-    td_status status = embed(m, &window->w);
+    td_status status = td_model_window_send(m, window);
+    if (!status) status = embed(m, &window->w);
     if (status) return block_failed(err, status, -1, "embedding");
     TD_TRY(run_layers(m, window, err));
     status = finish(m, window);
@@ -228,7 +229,8 @@ td_status td_model_forward(td_model *m, const td_batch *batch, td_error *err)
     m->have_window = false;
     m->n_logits = 0;
     bool recorded = td_model_graph_serves(m, &m->window);
-    td_status status = recorded ? td_model_graph_run(m, &m->window, err) : td_model_trunk(m, &m->window, err);
+    td_status status = td_model_blocks_send(m);
+    if (!status) status = recorded ? td_model_graph_run(m, &m->window, err) : td_model_trunk(m, &m->window, err);
     if (!status) status = td_model_settle(m, err);
     if (status) td_model_abandon(m);
     if (!status) status = td_dev_sync(m->dev, err);

@@ -51,17 +51,18 @@ static td_status check_batch(const td_model *m, const td_batch *batch, td_error 
 static void add_segment(const td_model *m, td_model_window *window, int i, const td_batch_segment *s)
 {
     int first = window->w.n_rows;
-    window->segments[i] = (td_segment){ .first_row = first,
-                                        .n_rows = s->n_rows,
-                                        .pos = s->pos,
-                                        .slot = s->slot,
-                                        .parity = m->slots[s->slot].parity,
-                                        .chunked = s->chunked };
+    window->host.segments[i] = (td_segment){ .first_row = first,
+                                             .n_rows = s->n_rows,
+                                             .pos = s->pos,
+                                             .slot = s->slot,
+                                             .parity = m->slots[s->slot].parity,
+                                             .chunked = s->chunked };
     for (int r = 0; r < s->n_rows; r++) {
-        window->ids[first + r] = s->ids[r];
-        window->pos[first + r] = s->pos + r;
-        window->seg[first + r] = i;
-        if (s->logits_all || (s->logits_last && r == s->n_rows - 1)) window->wanted[window->n_wanted++] = first + r;
+        window->host.ids[first + r] = s->ids[r];
+        window->host.pos[first + r] = s->pos + r;
+        window->host.seg[first + r] = i;
+        if (s->logits_all || (s->logits_last && r == s->n_rows - 1))
+            window->host.wanted[window->n_wanted++] = first + r;
     }
     int64_t last = (int64_t)s->pos + s->n_rows - 1;
     if (last > window->w.host_pos_max) window->w.host_pos_max = last;
@@ -78,11 +79,26 @@ td_status td_model_window_build(const td_model *m, td_model_window *window, cons
     window->n_wanted = 0;
     window->n_serial = 0;
     for (int i = 0; i < batch->n_segments; i++) add_segment(m, window, i, &batch->segments[i]);
-    for (int i = batch->n_segments; i < TD_SEGMENTS_MAX; i++) window->segments[i] = (td_segment){ 0 };
+    for (int i = batch->n_segments; i < TD_SEGMENTS_MAX; i++) window->host.segments[i] = (td_segment){ 0 };
     return TD_OK;
 }
 
 bool td_model_window_sparse(const td_model *m, const td_window *w)
 {
     return (w->host_pos_max + 1) / TD_POOL > m->top_pools;
+}
+
+td_status td_model_window_send(td_model *m, const td_model_window *window)
+{
+    if (window->device.ids == window->host.ids) return TD_OK;
+    return td_dev_copy(m->dev, window->device.ids, window->host.ids, window->tables_bytes);
+}
+
+td_status td_model_blocks_send(td_model *m)
+{
+    bool changed = m->blocks_changed;
+    m->blocks_changed = false;
+    if (!changed || m->device_blocks == m->blocks) return TD_OK;
+    return td_dev_copy(m->dev, m->device_blocks, m->blocks,
+                       (size_t)m->options.n_slots * (size_t)m->blocks_cap * sizeof *m->blocks);
 }

@@ -77,7 +77,7 @@ td_act *td_act_at(const td_dev *dev, const td_act *base, size_t i);
  *                      buffers that cross ranks. A GPU reads it over the bus: small tables only.
  *   td_dev_upload      in order with the operations; src may be reused on return
  *   td_dev_download    waits for everything enqueued before; dst is filled on return (TD_ECUDA when anything failed)
- *   td_dev_copy        device to device, in order
+ *   td_dev_copy        between memory that the device sees, in order; what it reads must stay until it has run
  *   td_dev_sync        waits, and reports the first failure since creation: such a device is lost
  *   td_dev_idle        the same without waiting: *idle says whether everything enqueued is done
  *   td_dev_host_register   makes memory that others gave (the link's region, whole pages) host_alloc's kind; it keeps

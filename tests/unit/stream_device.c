@@ -33,6 +33,11 @@ struct job {
         td_router_args router;
         td_experts_args experts;
         td_gather_args gather;
+        struct {
+            void *dst;
+            const void *src;
+            size_t n_bytes;
+        } copy;
     } a;
 };
 
@@ -277,6 +282,18 @@ static td_status move(td_dev *dev, void *dst, const void *src, size_t n_bytes)
     return status;
 }
 
+static td_status run_copy(stream_dev *dev, job *j)
+{
+    (void)dev;
+    memmove(j->a.copy.dst, j->a.copy.src, j->a.copy.n_bytes);
+    return TD_OK;
+}
+
+static td_status copy(td_dev *dev, void *dst, const void *src, size_t n_bytes)
+{
+    return enqueue(dev, &(job){ .run = run_copy, .a.copy = { dst, src, n_bytes } });
+}
+
 static td_status fill(td_dev *dev, void *dst, int byte, size_t n_bytes)
 {
     td_status status = sync(dev, NULL);
@@ -333,7 +350,7 @@ static const td_dev_calls calls = { .destroy = destroy,
                                     .host_free = host_free,
                                     .upload = move,
                                     .download = move,
-                                    .copy = move,
+                                    .copy = copy,
                                     .fill = fill,
                                     .sync = sync,
                                     .idle = idle,

@@ -110,7 +110,7 @@ static td_status cuda_download(td_dev *base, void *dst, const void *src, size_t 
 static td_status cuda_copy(td_dev *base, void *dst, const void *src, size_t n_bytes)
 {
     td_cuda_dev *dev = td_cuda(base);
-    return td_cuda_done(dev, cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDeviceToDevice, dev->stream), "copy");
+    return td_cuda_done(dev, cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, dev->stream), "copy");
 }
 
 static td_status cuda_fill(td_dev *base, void *dst, int byte, size_t n_bytes)
