@@ -185,7 +185,7 @@ static inline const td_act *td_model_act(const td_model *m, const td_act *base, 
 
 static inline bool td_model_traced(const td_model *m)
 {
-    return m->trace.layer || m->trace.mlp_input || m->trace.experts || m->trace.pools;
+    return m->trace.user || m->trace.layer || m->trace.mlp_input || m->trace.experts || m->trace.pools;
 }
 
 /* memory.c: where device memory comes from. */

@@ -142,7 +142,8 @@ td_status td_model_mtp(td_model *model, const td_mtp_args *args, td_error *err);
 /* Debug and oracle: called after every layer with the streams X of the window, converted to fp32 [n_rows][4][hidden];
  * layer -1: after the embedding; n_layers: final-normed rows [n_rows][hidden]. NULL turns it off. mlp_input: the normed
  * rows [n_rows][hidden] that the layer's MLP or router and experts read, before the call of experts. Also selected
- * experts and pools. The last three see the MTP layer too, as layer n_layers. */
+ * experts and pools. The last three see the MTP layer too, as layer n_layers. While a trace is set, user
+ * alone counts, windows run operation by operation instead of from recordings. */
 typedef struct td_trace {
     void *user;
     void (*layer)(void *user, int layer, int n_rows, const float *x);
