@@ -245,12 +245,17 @@ static void write_deltas(td_generation *g)
     }
 }
 
+static void done(td_generation *g)
+{
+    td_buf_puts(&g->out, "data: [DONE]\n\n");
+}
+
 static void write_broken(td_generation *g)
 {
     td_buf_puts(&g->out, "data: ");
     td_refusal_write(&g->broken, &g->out);
     td_buf_puts(&g->out, "\n\n");
-    td_sse_done(g);
+    done(g);
     g->closed = true;
 }
 
@@ -302,6 +307,7 @@ void td_sse_open(td_generation *g, td_json_writer *w)
     *w = (td_json_writer){ .out = &g->out };
     td_buf_puts(&g->out, "data: ");
     td_json_write_begin(w, '{');
+    td_write_head(g, w, g->form->chunk_object);
 }
 
 void td_sse_close(td_generation *g, td_json_writer *w)
@@ -310,12 +316,47 @@ void td_sse_close(td_generation *g, td_json_writer *w)
     td_buf_puts(&g->out, "\n\n");
 }
 
-void td_sse_done(td_generation *g)
+/* Usage rides on the finish chunk unless the client asked for a chunk of its own: one without choices that nobody asked
+ * for breaks clients that look at choices[0]. */
+void td_sse_finish(td_generation *g, td_json_writer *w)
 {
-    td_buf_puts(&g->out, "data: [DONE]\n\n");
+    if (g->params.include_usage) {
+        td_write_chunk_usage(g, w);
+        td_sse_close(g, w);
+        td_sse_open(g, w);
+        td_json_write_key(w, "choices");
+        td_json_write_begin(w, '[');
+        td_json_write_end(w, ']');
+    }
+    td_json_write_key(w, "usage");
+    td_write_usage(g, w);
+    td_write_timing(g, w);
+    td_sse_close(g, w);
+    done(g);
 }
 
 /* ------------------------------------------------------------------------------------------- shared parts --- */
+
+void td_write_head(td_generation *g, td_json_writer *w, const char *object)
+{
+    td_json_write_member_text(w, "id", g->id);
+    td_json_write_member_text(w, "object", object);
+    td_json_write_member_int(w, "created", g->created_s);
+    td_json_write_member_text(w, "model", g->params.model);
+    td_json_write_key(w, "system_fingerprint");
+    td_json_write_null(w);
+}
+
+/* Until the last: null when a usage chunk was asked for, and the numbers so far when they were. */
+void td_write_chunk_usage(td_generation *g, td_json_writer *w)
+{
+    if (!g->params.include_usage && !g->params.continuous_usage) return;
+    td_json_write_key(w, "usage");
+    if (g->params.continuous_usage)
+        td_write_usage(g, w);
+    else
+        td_json_write_null(w);
+}
 
 void td_write_usage(td_generation *g, td_json_writer *w)
 {

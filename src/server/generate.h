@@ -18,6 +18,7 @@ typedef enum td_delta { TD_DELTA_REASONING, TD_DELTA_CONTENT } td_delta;
 typedef struct td_form {
     const char *id_prefix;    /* "chatcmpl-" */
     const char *prompt_param; /* the field to blame for a prompt that is too long: "messages" */
+    const char *chunk_object; /* "object" of a stream's chunks: "chat.completion.chunk" */
     void (*begin)(td_generation *g);
     void (*delta)(td_generation *g, td_delta kind, const td_buf *text);
     void (*finish)(td_generation *g);
@@ -63,15 +64,20 @@ ssize_t td_generation_read(td_generation *g, char *out, size_t cap);
 const char *td_generation_status(const td_generation *g);
 
 /* Parts of a reply that all forms share. */
-void td_write_usage(td_generation *g, td_json_writer *w);       /* {"prompt_tokens": ...} */
-void td_write_timing(td_generation *g, td_json_writer *w);      /* key and value of "tandem" */
+void td_write_head(td_generation *g, td_json_writer *w, const char *object); /* id, object, created, model */
+void td_write_chunk_usage(td_generation *g,
+                          td_json_writer *w);              /* of a chunk before the last, where usage is asked for */
+void td_write_usage(td_generation *g, td_json_writer *w);  /* {"prompt_tokens": ...} */
+void td_write_timing(td_generation *g, td_json_writer *w); /* key and value of "tandem" */
 void td_write_stop_reason(td_generation *g, td_json_writer *w); /* key and value of "stop_reason" */
 void td_write_ids(td_json_writer *w, const char *key, const int32_t *ids, size_t n);
 
-/* One event: opens "data: {", closes with an empty line. */
+/* One event: opens "data: {" with the head, closes with an empty line. */
 void td_sse_open(td_generation *g, td_json_writer *w);
 void td_sse_close(td_generation *g, td_json_writer *w);
-void td_sse_done(td_generation *g); /* data: [DONE] */
+
+/* After the last choice: usage, timing, [DONE]. */
+void td_sse_finish(td_generation *g, td_json_writer *w);
 
 TD_END_C
 #endif

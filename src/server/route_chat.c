@@ -3,23 +3,6 @@
 #include "server/generate.h"
 #include "server/prompt.h"
 
-/* id, object, created, model: the same in every chunk. */
-static void write_head(td_generation *g, td_json_writer *w, const char *object)
-{
-    td_json_write_member_text(w, "id", g->id);
-    td_json_write_member_text(w, "object", object);
-    td_json_write_member_int(w, "created", g->created_s);
-    td_json_write_member_text(w, "model", g->params.model);
-    td_json_write_key(w, "system_fingerprint");
-    td_json_write_null(w);
-}
-
-static void open_chunk(td_generation *g, td_json_writer *w)
-{
-    td_sse_open(g, w);
-    write_head(g, w, "chat.completion.chunk");
-}
-
 static void open_choice(td_json_writer *w)
 {
     td_json_write_key(w, "choices");
@@ -46,21 +29,10 @@ static void close_choice(td_generation *g, td_json_writer *w, const char *reason
     td_json_write_end(w, ']');
 }
 
-/* Until the last: null when a usage chunk was asked for, and the numbers so far when they were. */
-static void write_chunk_usage(td_generation *g, td_json_writer *w)
-{
-    if (!g->params.include_usage && !g->params.continuous_usage) return;
-    td_json_write_key(w, "usage");
-    if (g->params.continuous_usage)
-        td_write_usage(g, w);
-    else
-        td_json_write_null(w);
-}
-
 static void begin(td_generation *g)
 {
     td_json_writer w;
-    open_chunk(g, &w);
+    td_sse_open(g, &w);
     open_choice(&w);
     td_json_write_member_text(&w, "role", "assistant");
     td_json_write_member_text(&w, "content", "");
@@ -71,7 +43,7 @@ static void begin(td_generation *g)
     td_json_write_end(&w, '}');
     td_json_write_end(&w, ']');
     if (g->params.return_token_ids) td_write_ids(&w, "prompt_token_ids", g->prompt.data, g->prompt.n);
-    write_chunk_usage(g, &w);
+    td_write_chunk_usage(g, &w);
     td_sse_close(g, &w);
 }
 
@@ -90,45 +62,31 @@ static void write_reasoning(td_generation *g, td_json_writer *w, const td_buf *t
 static void delta(td_generation *g, td_delta kind, const td_buf *text)
 {
     td_json_writer w;
-    open_chunk(g, &w);
+    td_sse_open(g, &w);
     open_choice(&w);
     if (kind == TD_DELTA_REASONING)
         write_reasoning(g, &w, text);
     else
         write_text(&w, "content", text);
     close_choice(g, &w, NULL);
-    write_chunk_usage(g, &w);
+    td_write_chunk_usage(g, &w);
     td_sse_close(g, &w);
 }
 
-/* Usage rides on the finish chunk unless the client asked for a chunk of its own: one without choices that nobody asked
- * for breaks clients that look at choices[0]. */
 static void finish(td_generation *g)
 {
     td_json_writer w;
-    open_chunk(g, &w);
+    td_sse_open(g, &w);
     open_choice(&w);
     close_choice(g, &w, td_reply_reason(&g->reply));
-    if (g->params.include_usage) {
-        write_chunk_usage(g, &w);
-        td_sse_close(g, &w);
-        open_chunk(g, &w);
-        td_json_write_key(&w, "choices");
-        td_json_write_begin(&w, '[');
-        td_json_write_end(&w, ']');
-    }
-    td_json_write_key(&w, "usage");
-    td_write_usage(g, &w);
-    td_write_timing(g, &w);
-    td_sse_close(g, &w);
-    td_sse_done(g);
+    td_sse_finish(g, &w);
 }
 
 static void whole(td_generation *g)
 {
     td_json_writer w = { .out = &g->x->reply };
     td_json_write_begin(&w, '{');
-    write_head(g, &w, "chat.completion");
+    td_write_head(g, &w, "chat.completion");
     td_json_write_key(&w, "choices");
     td_json_write_begin(&w, '[');
     td_json_write_begin(&w, '{');
@@ -156,6 +114,7 @@ static void whole(td_generation *g)
 
 static const td_form form = { .id_prefix = "chatcmpl-",
                               .prompt_param = "messages",
+                              .chunk_object = "chat.completion.chunk",
                               .begin = begin,
                               .delta = delta,
                               .finish = finish,

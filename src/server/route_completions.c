@@ -2,16 +2,6 @@
 #include "server/generate.h"
 #include "server/prompt.h"
 
-static void write_head(td_generation *g, td_json_writer *w)
-{
-    td_json_write_member_text(w, "id", g->id);
-    td_json_write_member_text(w, "object", "text_completion");
-    td_json_write_member_int(w, "created", g->created_s);
-    td_json_write_member_text(w, "model", g->params.model);
-    td_json_write_key(w, "system_fingerprint");
-    td_json_write_null(w);
-}
-
 /* The one choice; ids from first on belong to it. */
 static void write_choice(td_generation *g, td_json_writer *w, const char *text, size_t n_bytes, const char *reason,
                          size_t first_id)
@@ -32,25 +22,14 @@ static void write_choice(td_generation *g, td_json_writer *w, const char *text, 
     td_json_write_end(w, ']');
 }
 
-static void write_chunk_usage(td_generation *g, td_json_writer *w)
-{
-    if (!g->params.include_usage && !g->params.continuous_usage) return;
-    td_json_write_key(w, "usage");
-    if (g->params.continuous_usage)
-        td_write_usage(g, w);
-    else
-        td_json_write_null(w);
-}
-
 static void write_chunk(td_generation *g, const char *text, size_t n_bytes)
 {
     td_json_writer w;
     td_sse_open(g, &w);
-    write_head(g, &w);
     write_choice(g, &w, text, n_bytes, NULL, g->n_ids_sent);
     if (g->params.return_token_ids && !g->begun) td_write_ids(&w, "prompt_token_ids", g->prompt.data, g->prompt.n);
     g->n_ids_sent = g->reply.ids.n;
-    write_chunk_usage(g, &w);
+    td_write_chunk_usage(g, &w);
     td_sse_close(g, &w);
 }
 
@@ -70,22 +49,8 @@ static void finish(td_generation *g)
 {
     td_json_writer w;
     td_sse_open(g, &w);
-    write_head(g, &w);
     write_choice(g, &w, "", 0, td_reply_reason(&g->reply), g->n_ids_sent);
-    if (g->params.include_usage) {
-        write_chunk_usage(g, &w);
-        td_sse_close(g, &w);
-        td_sse_open(g, &w);
-        write_head(g, &w);
-        td_json_write_key(&w, "choices");
-        td_json_write_begin(&w, '[');
-        td_json_write_end(&w, ']');
-    }
-    td_json_write_key(&w, "usage");
-    td_write_usage(g, &w);
-    td_write_timing(g, &w);
-    td_sse_close(g, &w);
-    td_sse_done(g);
+    td_sse_finish(g, &w);
 }
 
 static void whole(td_generation *g)
@@ -93,7 +58,7 @@ static void whole(td_generation *g)
     const td_buf *text = &g->reply.content;
     td_json_writer w = { .out = &g->x->reply };
     td_json_write_begin(&w, '{');
-    write_head(g, &w);
+    td_write_head(g, &w, "text_completion");
     write_choice(g, &w, text->data ? text->data : "", text->n_bytes, td_reply_reason(&g->reply), 0);
     if (g->params.return_token_ids) td_write_ids(&w, "prompt_token_ids", g->prompt.data, g->prompt.n);
     td_json_write_key(&w, "usage");
@@ -102,9 +67,13 @@ static void whole(td_generation *g)
     td_json_write_end(&w, '}');
 }
 
-static const td_form form = {
-    .id_prefix = "cmpl-", .prompt_param = "prompt", .begin = begin, .delta = delta, .finish = finish, .whole = whole
-};
+static const td_form form = { .id_prefix = "cmpl-",
+                              .prompt_param = "prompt",
+                              .chunk_object = "text_completion",
+                              .begin = begin,
+                              .delta = delta,
+                              .finish = finish,
+                              .whole = whole };
 
 /* A string, an array of ids, or an array that holds exactly one of these. */
 static td_status read_prompt(td_generation *g, const td_json *prompt, td_refusal *why)
