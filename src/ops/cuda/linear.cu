@@ -14,7 +14,6 @@ enum {
     WARPS = 8,
     MANY_OUT = 128,
     MANY_ROWS = 128,
-    STAGES = 3,
     IN_MAX = 32768,
     ALIGNED_ROWS = 512 /* rows of a misaligned x that are copied at a time */
 };
@@ -157,7 +156,9 @@ template <int FORMAT> struct stage {
                           : FORMAT == TD_W_FP8 ? TD_FP8_GROUP
                                                : TD_Q4_GROUP_ALL);
     static const int X = MANY_ROWS * TD_TILE_IN * 2;
-    static const int BYTES = W + X;
+    static const int SUMS = FORMAT == TD_W_Q4 ? MANY_ROWS * (int)sizeof(float) : 0;
+    static const int BYTES = W + X + SUMS;
+    static const int COUNT = FORMAT == TD_W_BF16 ? 3 : 4; /* what fits into a GB10 block's 99 KiB */
 };
 
 /* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
@@ -293,7 +294,7 @@ static TD_DEVICE void plan_copies(const product &p, int batch, int panel0, int r
 }
 
 template <int FORMAT>
-static TD_DEVICE void load_stage(const product &p, const copies<FORMAT> &c, int group, unsigned char *to)
+static TD_DEVICE void load_stage(const product &p, const copies<FORMAT> &c, int group, int row0, unsigned char *to)
 {
     const int GB = stage<FORMAT>::W / (MANY_OUT / TD_TILE_OUT);
     bool inside = group * TD_TILE_IN + (int)threadIdx.x % 8 * 8 < p.in;
@@ -308,11 +309,13 @@ static TD_DEVICE void load_stage(const product &p, const copies<FORMAT> &c, int 
         bool valid = inside && (c.valid >> (copies<FORMAT>::W + j) & 1u);
         td_copy_async(x + j * 4 * WARPS * 128, c.x[j] + (valid ? group * TD_TILE_IN : 0), valid);
     }
+    if ((int)threadIdx.x < stage<FORMAT>::SUMS / 16) /* there are sums of rows up to a multiple of MANY_ROWS */
+        td_copy_async(to + stage<FORMAT>::W + stage<FORMAT>::X + threadIdx.x * 16,
+                      p.sums + group * p.sums_stride + row0 + threadIdx.x * 4, true);
 }
 
 /* A warp: 2 panels x 64 rows. */
-template <int FORMAT>
-static TD_DEVICE void many_group(const product &p, const unsigned char *smem, int group, int row0, float acc[2][8][4])
+template <int FORMAT> static TD_DEVICE void many_group(const unsigned char *smem, float acc[2][8][4])
 {
     const int GB = stage<FORMAT>::W / (MANY_OUT / TD_TILE_OUT), N = pieces<FORMAT>::N;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -344,7 +347,7 @@ static TD_DEVICE void many_group(const product &p, const unsigned char *smem, in
             }
         }
         if (FORMAT == TD_W_Q4) {
-            float2 sum = *(const float2 *)(p.sums + group * p.sums_stride + row0 + row + 2 * t);
+            float2 sum = ((const float2 *)(x + stage<FORMAT>::X))[row / 2 + t];
 #pragma unroll
             for (int m = 0; m < 2; m++) fold_q4(acc[m][nt], dot[m], pair[m], sum.x, sum.y);
         }
@@ -353,6 +356,7 @@ static TD_DEVICE void many_group(const product &p, const unsigned char *smem, in
 
 template <int FORMAT> static __global__ void __launch_bounds__(32 * WARPS) k_linear_many(product p)
 {
+    const int STAGES = stage<FORMAT>::COUNT;
     td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -363,7 +367,7 @@ template <int FORMAT> static __global__ void __launch_bounds__(32 * WARPS) k_lin
 #pragma unroll
     for (int i = 0; i < 64; i++) acc[i / 32][i / 4 % 8][i % 4] = total[i / 32][i / 4 % 8][i % 4] = 0.0f;
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < p.groups) load_stage<FORMAT>(p, c, s, smem + s * stage<FORMAT>::BYTES);
+        if (s < p.groups) load_stage<FORMAT>(p, c, s, row0, smem + s * stage<FORMAT>::BYTES);
         td_copy_commit();
     }
     int slice = 0;
@@ -371,9 +375,9 @@ template <int FORMAT> static __global__ void __launch_bounds__(32 * WARPS) k_lin
         td_copy_wait<STAGES - 2>();
         __syncthreads();
         int ahead = group + STAGES - 1;
-        if (ahead < p.groups) load_stage<FORMAT>(p, c, ahead, smem + ahead % STAGES * stage<FORMAT>::BYTES);
+        if (ahead < p.groups) load_stage<FORMAT>(p, c, ahead, row0, smem + ahead % STAGES * stage<FORMAT>::BYTES);
         td_copy_commit();
-        many_group<FORMAT>(p, smem + group % STAGES * stage<FORMAT>::BYTES, group, row0, acc);
+        many_group<FORMAT>(smem + group % STAGES * stage<FORMAT>::BYTES, acc);
         if (group + 1 < p.groups * (slice + 1) / p.slices) continue;
         slice++;
 #pragma unroll
@@ -411,13 +415,13 @@ static __global__ void k_linear_align(int in, const td_bf16 *x, size_t x_stride,
 cudaError_t td_cuda_linear_init(void)
 {
     cudaError_t error = cudaFuncSetAttribute(k_linear_many<TD_W_BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             STAGES * stage<TD_W_BF16>::BYTES);
+                                             stage<TD_W_BF16>::COUNT * stage<TD_W_BF16>::BYTES);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(k_linear_many<TD_W_Q4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     STAGES * stage<TD_W_Q4>::BYTES);
+                                     stage<TD_W_Q4>::COUNT * stage<TD_W_Q4>::BYTES);
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(k_linear_many<TD_W_FP8>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     STAGES * stage<TD_W_FP8>::BYTES);
+                                     stage<TD_W_FP8>::COUNT * stage<TD_W_FP8>::BYTES);
     return error;
 }
 
@@ -464,7 +468,7 @@ template <int FORMAT> static void launch(const td_cuda_dev *dev, const product &
     if (p.n_rows > FEW_ROWS) {
         dim3 grid(td_ceil_div((size_t)p.n_panels, MANY_OUT / TD_TILE_OUT), td_ceil_div((size_t)p.n_rows, MANY_ROWS),
                   (unsigned)n_batch);
-        td_launch_spread(dev, k_linear_many<FORMAT>, grid, 32 * WARPS, STAGES * stage<FORMAT>::BYTES, p);
+        td_launch_spread(dev, k_linear_many<FORMAT>, grid, 32 * WARPS, stage<FORMAT>::COUNT * stage<FORMAT>::BYTES, p);
         return;
     }
     const int U = FORMAT == TD_W_Q4 ? 8 : 4;
