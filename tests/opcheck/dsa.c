@@ -250,41 +250,46 @@ static void check_select(oc_ctx *oc, td_kv_format format, int heads, int top, in
         for (size_t r = 1; r < p.pools->n_bytes / n; r++) memcpy(p.pools->cpu + r * n, p.pools->cpu + r % 3 * n, n);
         oc_push(oc, p.pools);
     }
-    size_t all = (size_t)rows + 2;
+    enum { SEGMENTS = 3 }; /* the first is what the case says; one sees everything; one is a sequence of its own */
+    td_segment segments[SEGMENTS] = { { .n_rows = rows, .pos = (int32_t)pos, .slot = 1 },
+                                      { .n_rows = 2, .pos = 7, .slot = 0 },
+                                      { .n_rows = 3, .pos = (int32_t)(pos - pos / 5), .slot = 2 } };
+    size_t all = (size_t)rows + 5;
     chooser c = { .heads = heads, .top = top };
     c.q = oc_acts(oc, "q", all * (size_t)heads * TD_HEAD, 1.0f);
     c.weights = oc_floats(oc, "weights", all * (size_t)heads, 0.0f, 1.0f);
     c.count = oc_new(oc, "count", all * sizeof(int32_t));
     c.list = oc_new(oc, "list", all * (size_t)top * sizeof(int32_t));
     oc_window w;
-    td_segment segments[2] = { { .n_rows = rows, .pos = (int32_t)pos, .slot = 1 },
-                               { .n_rows = 2, .pos = 7, .slot = 0 } };
-    oc_make_window(oc, &w, segments, 2);
+    oc_make_window(oc, &w, segments, SEGMENTS);
     oc_ran(oc, run_select(oc, OC_CPU, &c, &p, &w, 0), run_select(oc, OC_GPU, &c, &p, &w, 0));
     oc_same(oc, c.count);
     int32_t *count = (int32_t *)oc_pull(oc, c.count), *list = (int32_t *)oc_pull(oc, c.list);
     const int32_t *want = (const int32_t *)(const void *)c.list->cpu;
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < (int)all; r++) {
         size_t at = (size_t)r * (size_t)top;
         if (count[r] < 0) continue;
         if (ties)
             oc_bits(oc, "list of ties", list + at, want + at, (size_t)top * sizeof *list);
         else
-            compare_row(oc, &c, &p, 1, r, list + at, want + at);
+            compare_row(oc, &c, &p, r < rows ? 1 : 2, r, list + at, want + at);
     }
     oc_poison(oc, c.list);
-    int r = oc_below(oc, rows);
-    oc_window one;
-    td_segment segment = { .n_rows = 1, .pos = (int32_t)pos + r, .slot = 1 };
-    oc_make_window(oc, &one, &segment, 1);
-    oc_ran(oc, TD_OK, run_select(oc, OC_GPU, &c, &p, &one, r));
-    int32_t *list1 = (int32_t *)oc_pull(oc, c.list);
-    if (count[r] >= 0)
-        oc_bits(oc, "list of a row alone", list1 + (size_t)r * (size_t)top, list + (size_t)r * (size_t)top,
-                (size_t)top * sizeof *list);
+    const int alone[] = { oc_below(oc, rows), rows + 4 };
+    for (int i = 0; i < 2; i++) {
+        int r = alone[i], offset = i ? 2 : r;
+        oc_window one;
+        td_segment segment = { .n_rows = 1, .pos = segments[2 * i].pos + offset, .slot = segments[2 * i].slot };
+        oc_make_window(oc, &one, &segment, 1);
+        oc_ran(oc, TD_OK, run_select(oc, OC_GPU, &c, &p, &one, r));
+        int32_t *list1 = (int32_t *)oc_pull(oc, c.list);
+        if (count[r] >= 0)
+            oc_bits(oc, "list of a row alone", list1 + (size_t)r * (size_t)top, list + (size_t)r * (size_t)top,
+                    (size_t)top * sizeof *list);
+        free(list1);
+    }
     free(count);
     free(list);
-    free(list1);
     oc_done(oc);
 }
 
@@ -296,10 +301,13 @@ void oc_select(oc_ctx *oc)
             check_select(oc, f, 4, 64, 250, 20, ties);
             check_select(oc, f, 4, 64, 3000, 9, ties);
             check_select(oc, f, 12, 8, 700, 130, ties);
+            check_select(oc, f, 5, 16, 1500, 70, ties);
+            check_select(oc, f, 20, 16, 1500, 70, ties);
             check_select(oc, f, 32, 512, 2040, 16, ties);
         }
         if (!oc->real) continue;
         check_select(oc, f, 32, 512, 20000, 70, false);
+        check_select(oc, f, 32, 512, 150000, 70, false); /* 64 rows share keys on 132 multiprocessors */
         check_select(oc, f, 32, 512, (1 << 20) - 4, 3, false);
         check_select(oc, f, 32, 512, 300000, 2, true);
     }

@@ -1,20 +1,26 @@
 /* Which pools a row attends to. Two kernels over batches of rows:
- *   k_select_score  256 pools a block in the tensor core's A registers, kept while all rows of the batch pass by as B
- *                   (8 heads a tile); heads are summed in a fixed order: a lane's ascending, then lanes t, t ^ 1, t ^ 2
+ *   k_select_score  256 pools a block in the tensor core's A registers, kept while up to 64 rows pass by as B, 16 heads
+ *                   at a time (four chains of products a warp), their queries copied to shared memory a chunk ahead;
+ *                   heads are summed in a fixed order: a lane's ascending, then lanes t, t ^ 1, t ^ 2
  *   k_select_pick   a block a row: radix selection of the least score that counts (integer histograms, so no order of
  *                   work enters), then the list in ascending order, ties by number
- * Blocks walk over the pools that the row's own position makes visible, so one recording serves every context length.
- */
+ * Blocks beyond the pools that the row's own position makes visible leave at once, so one recording serves every
+ * context length. */
 #include "ops/cuda/kv.h"
 
 enum {
-    BATCH = 64, /* rows of the longest context whose scores fit the scratch; of shorter contexts more */
+    /* Rows of the longest context whose scores fit the scratch: an eighth of a window's, which is less than experts take,
+     * between these two. Of shorter contexts more. */
+    BATCH_MIN = 64,
+    BATCH = 256,
     BATCH_MAX = 4096,
-    QUERIES_MAX = 256, /* rows x heads of a block of k_select_score: 65 KiB */
+    BLOCK_ROWS = 64, /* of a block of k_select_score */
+    HEADS_MAX = 64,
+    HEADS_STEP = 16,
+    CHUNK = 64, /* rows x heads that are in shared memory at a time, twice: 2 x 16 KiB */
     THREADS = 256,
     WARP_POOLS = 32,
     TILE = WARP_POOLS * THREADS / 32,
-    HEADS_MAX = 64,
     PICK_THREADS = 1024,
     BINS = 1 << 11,
     CANDIDATES = 4096 /* pools that are looked at one by one */
@@ -40,144 +46,188 @@ static TD_DEVICE int pools_of(const select_args &a, int row)
     return (a.pos[row] + 1) / TD_POOL;
 }
 
-/* A operand of pools g and g + 8 of 16, all 128 inputs: eight steps, and the rows' scales. */
-static TD_DEVICE void load_keys(const select_args &a, int slot, int pool, int npool, int half, uint32_t k[8][4],
-                                float *scale)
-{
-    int t = threadIdx.x % 4;
-    *scale = 1.0f;
-#pragma unroll
-    for (int s = 0; s < 8; s++) k[s][half] = k[s][half + 2] = 0;
-    if (pool >= npool) return;
-    const uint8_t *row = (const uint8_t *)a.cache.pools +
-                         td_kv_bytes(a.cache.format, TD_HEAD) * (size_t)td_pool_row(a.cache, slot, pool);
-    if (a.cache.format == TD_KV_FP8) *scale = *(const float *)(row + TD_HEAD);
-#pragma unroll
-    for (int j = 0; j < 4; j++) { /* 32 inputs: 8 of them in a row are this lane's */
-        uint4 v;
-        if (a.cache.format == TD_KV_FP8) {
-            uint2 codes = *(const uint2 *)(row + 32 * j + 8 * t);
-            v.x = td_e4m3_pair(__byte_perm(codes.x, 0, 0x1404));
-            v.y = td_e4m3_pair(__byte_perm(codes.x, 0, 0x3424));
-            v.z = td_e4m3_pair(__byte_perm(codes.y, 0, 0x1404));
-            v.w = td_e4m3_pair(__byte_perm(codes.y, 0, 0x3424));
-        } else {
-            v = *(const uint4 *)(row + 64 * j + 16 * t);
-        }
-        k[2 * j][half] = v.x;
-        k[2 * j][half + 2] = v.y;
-        k[2 * j + 1][half] = v.z;
-        k[2 * j + 1][half + 2] = v.w;
-    }
-}
-
-/* Queries and head weights of a block's rows, in shared memory. A query is 16 pieces of 8 values; odd heads have bit 2
- * of the piece flipped, so that a load of eight lanes touches no bank twice. */
-typedef struct queries {
-    uint4 *q;      /* [rows][heads][16] */
-    float *weight; /* [rows][heads] */
-} queries;
-
-static size_t queries_bytes(int rows, int heads)
-{
-    return (size_t)rows * (size_t)heads * (16 * sizeof(uint4) + sizeof(float));
-}
-
-static TD_DEVICE void load_queries(const select_args &a, int row0, int rows, int heads, const queries &s)
-{
-    for (int i = threadIdx.x; i < rows * heads * 16; i += THREADS) {
-        int piece = i % 16, h = i / 16 % heads, r = i / 16 / heads;
-        const uint4 *q = (const uint4 *)(a.q + ((size_t)(row0 + r) * a.n_heads + h) * TD_HEAD);
-        s.q[(r * heads + h) * 16 + (piece ^ (h & 1) * 4)] = h < a.n_heads ? q[piece] : make_uint4(0, 0, 0, 0);
-    }
-    for (int i = threadIdx.x; i < rows * heads; i += THREADS) {
-        int h = i % heads, r = i / heads;
-        s.weight[r * heads + h] = h < a.n_heads ? a.weights[(size_t)(row0 + r) * a.n_heads + h] * a.head_scale : 0.0f;
-    }
-}
-
-/* s = sum_h w_h max(0, 128^-1/2 q_h . K) of a row for the 32 pools in k. */
-static TD_DEVICE void score_row(const select_args &a, const queries &s, int r, int row, int heads, int first,
-                                const uint32_t k[2][8][4], const float scale[2][2])
-{
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float sum[2][2] = { { 0.0f, 0.0f }, { 0.0f, 0.0f } };
-    for (int h0 = 0; h0 < heads; h0 += 8) {
-        float dot[2][4] = { { 0.0f, 0.0f, 0.0f, 0.0f }, { 0.0f, 0.0f, 0.0f, 0.0f } };
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint4 b = s.q[(r * heads + h0 + g) * 16 + ((4 * j + t) ^ (g & 1) * 4)];
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                td_mma_bf16(dot[m], k[m][2 * j], b.x, b.y);
-                td_mma_bf16(dot[m], k[m][2 * j + 1], b.z, b.w);
-            }
-        }
-        float w0 = s.weight[r * heads + h0 + 2 * t], w1 = s.weight[r * heads + h0 + 2 * t + 1];
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float d = 0.08838834764831845f * (dot[m][i] * scale[m][i / 2]);
-                sum[m][i / 2] = fmaf(i % 2 ? w1 : w0, d > 0.0f ? d : 0.0f, sum[m][i / 2]);
-            }
-    }
-    int npool = pools_of(a, row);
-    float most = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float x = sum[i / 2][i % 2];
-        x += __shfl_xor_sync(0xffffffffu, x, 1);
-        x += __shfl_xor_sync(0xffffffffu, x, 2);
-        int pool = first + i / 2 * 16 + i % 2 * 8 + g;
-        if (pool < npool) most = fmaxf(most, x); /* passes NaN by */
-        if (t == 0 && pool < npool) a.score[row * a.score_stride + pool] = x;
-    }
-    most = td_warp_max(most);
-    if (lane == 0) a.most[(row * a.score_stride + first) / WARP_POOLS] = most;
-}
-
-static __global__ void __launch_bounds__(THREADS, 2) k_select_score(select_args a)
-{
-    td_begin();
-    extern __shared__ __align__(16) unsigned char smem[];
-    int row0 = blockIdx.y * a.block_rows, rows = min(a.n_rows - row0, a.block_rows), heads = (a.n_heads + 7) / 8 * 8,
-        most = 0;
-    queries s = { (uint4 *)smem, (float *)(smem + (size_t)a.block_rows * heads * 16 * sizeof(uint4)) };
-    int g = threadIdx.x % 32 / 4;
-    for (int r = 0; r < rows; r++)
-        if (pools_of(a, row0 + r) > a.top_pools) most = max(most, pools_of(a, row0 + r));
-    if ((int)blockIdx.x * TILE >= most) return;
-    load_queries(a, row0, rows, heads, s);
-    __syncthreads();
-    for (int tile = blockIdx.x; tile * TILE < most; tile += gridDim.x) {
-        int first = tile * TILE + threadIdx.x / 32 * WARP_POOLS, slot = -1, loaded = 0;
-        uint32_t k[2][8][4];
-        float scale[2][2];
-        for (int r = 0; r < rows; r++) {
-            int npool = pools_of(a, row0 + r), own = a.segments[a.seg[row0 + r]].slot;
-            if (npool <= a.top_pools || first >= npool) continue;
-            if (own != slot || npool > loaded) { /* later rows of a sequence see more pools */
-                slot = own;
-                loaded = 0;
-                for (int i = r; i < rows; i++)
-                    if (a.segments[a.seg[row0 + i]].slot == slot) loaded = max(loaded, pools_of(a, row0 + i));
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    load_keys(a, slot, first + i / 2 * 16 + i % 2 * 8 + g, loaded, i % 2, k[i / 2],
-                              &scale[i / 2][i % 2]);
-            }
-            score_row(a, s, r, row0 + r, heads, first, k, scale);
-        }
-    }
-}
-
 /* Order of floats as order of integers; +0 and -0 are one value, NaN is below all. */
 static TD_DEVICE uint32_t rank_of(float score)
 {
     if (score != score) return 0;
     uint32_t bits = __float_as_uint(score + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+static TD_DEVICE float score_of_rank(uint32_t rank)
+{
+    return __uint_as_float(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank);
+}
+
+/* The pool, of 32, whose score a lane ends up with: see own_sum(). */
+static TD_DEVICE int own_pool()
+{
+    int lane = threadIdx.x % 32, t = lane % 4;
+    return 16 * (t & 1) + 8 * (t >> 1) + lane / 4;
+}
+
+/* 32 pools as A operands, all 128 inputs: k[m][step] holds pools 16 m + g and 16 m + g + 8. *scale: of the lane's own
+ * pool, a power of two, which the sum over heads can be multiplied with as well as the products. Pools that are not
+ * there become zeros; the mask also makes the compiler move what it loaded to where the tensor core wants it once, here,
+ * and not before every product. */
+template <td_kv_format FORMAT>
+static TD_DEVICE void load_keys(const select_args &a, int slot, int first, int npool, uint32_t k[2][8][4], float *scale)
+{
+    size_t bytes = td_kv_bytes(FORMAT, TD_HEAD);
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, last = npool - 1 - first;
+    const uint8_t *rows = (const uint8_t *)a.cache.pools + bytes * (size_t)td_pool_row(a.cache, slot, first);
+    if (FORMAT == TD_KV_FP8) *scale = *(const float *)(rows + min(own_pool(), last) * bytes + TD_HEAD);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int m = i / 2, half = i % 2;
+        uint32_t mask = 8 * i + g <= last ? 0xffffffffu : 0;
+        const uint8_t *row = rows + min(8 * i + g, last) * bytes;
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* 32 inputs: 8 of them in a row are this lane's */
+            uint4 v;
+            if (FORMAT == TD_KV_FP8) {
+                uint2 codes = *(const uint2 *)(row + 32 * j + 8 * t);
+                v.x = td_e4m3_pair(__byte_perm(codes.x, 0, 0x1404));
+                v.y = td_e4m3_pair(__byte_perm(codes.x, 0, 0x3424));
+                v.z = td_e4m3_pair(__byte_perm(codes.y, 0, 0x1404));
+                v.w = td_e4m3_pair(__byte_perm(codes.y, 0, 0x3424));
+            } else {
+                v = *(const uint4 *)(row + 64 * j + 16 * t);
+            }
+            k[m][2 * j][half] = v.x & mask;
+            k[m][2 * j][half + 2] = v.y & mask;
+            k[m][2 * j + 1][half] = v.z & mask;
+            k[m][2 * j + 1][half + 2] = v.w & mask;
+        }
+    }
+}
+
+/* A query is 16 pieces of 8 values; odd heads have bit 2 of the piece flipped, so that a load of eight lanes touches no
+ * bank twice. */
+typedef struct chunk {
+    uint4 q[CHUNK][16];  /* [rows][heads] */
+    float weight[CHUNK]; /* raw */
+} chunk;
+
+typedef struct score_block {
+    chunk chunks[2];
+    int npool[BLOCK_ROWS]; /* that are to be scored; 0: the row sees all of its pools anyway */
+    int slot[BLOCK_ROWS];
+} score_block;
+
+static TD_DEVICE void copy_async4(void *shared, const void *global, bool valid)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), n = valid ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(global), "r"(n) : "memory");
+}
+
+/* Asks for the queries and weights of rows row .. row + rows - 1, at most CHUNK / heads; heads that are only there to
+ * fill up are zeros. */
+static TD_DEVICE void copy_queries(const select_args &a, int row, int rows, int heads, chunk *to)
+{
+    int piece = threadIdx.x % 16;
+#pragma unroll 1
+    for (int i = threadIdx.x / 16; i < rows * heads; i += THREADS / 16) {
+        int r = row + i / heads, h = i % heads;
+        bool valid = h < a.n_heads;
+        size_t at = valid ? (size_t)r * a.n_heads + h : 0;
+        td_copy_async(&to->q[i][piece ^ (i & 1) * 4], a.q + at * TD_HEAD + 8 * piece, valid);
+        if (piece == 0) copy_async4(&to->weight[i], a.weights + at, valid);
+    }
+    td_copy_commit();
+}
+
+/* sum[2 m + half] += w_h max(0, 128^-1/2 q_h . K) of pools 16 m + 8 half + g over the heads that are this lane's. */
+static TD_DEVICE void add_heads(const chunk &c, int at, int heads, float head_scale, const uint32_t k[2][8][4],
+                                float sum[4])
+{
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 1
+    for (int h0 = at; h0 < at + heads; h0 += HEADS_STEP) {
+        float dot[2][2][4] = { { { 0.0f } } };
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint4 b[2];
+#pragma unroll
+            for (int n = 0; n < 2; n++) b[n] = c.q[h0 + 8 * n + g][(4 * j + t) ^ (g & 1) * 4];
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int m = 0; m < 2; m++) td_mma_bf16(dot[n][m], k[m][2 * j], b[n].x, b[n].y);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int m = 0; m < 2; m++) td_mma_bf16(dot[n][m], k[m][2 * j + 1], b[n].z, b[n].w);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float2 w = *(const float2 *)(c.weight + h0 + 8 * n + 2 * t);
+            w.x *= head_scale;
+            w.y *= head_scale;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float d = 0.08838834764831845f * dot[n][i / 4][i % 4];
+                sum[i / 2] = fmaf(i % 2 ? w.y : w.x, d > 0.0f ? d : 0.0f, sum[i / 2]);
+            }
+        }
+    }
+}
+
+/* Sums over lanes t, t ^ 1, then ^ 2, of four values; each lane has one of them, that of own_pool(). */
+static TD_DEVICE float own_sum(const float sum[4])
+{
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    float a = odd ? sum[2] : sum[0], b = odd ? sum[3] : sum[1];
+    a += __shfl_xor_sync(0xffffffffu, odd ? sum[0] : sum[2], 1);
+    b += __shfl_xor_sync(0xffffffffu, odd ? sum[1] : sum[3], 1);
+    return (high ? b : a) + __shfl_xor_sync(0xffffffffu, high ? a : b, 2);
+}
+
+template <td_kv_format FORMAT> static __global__ void __launch_bounds__(THREADS, 2) k_select_score(select_args a)
+{
+    td_begin();
+    __shared__ __align__(16) score_block s;
+    int row0 = blockIdx.y * a.block_rows, rows = min(a.n_rows - row0, a.block_rows), tid = threadIdx.x, own = 0;
+    if (tid < rows) {
+        own = pools_of(a, row0 + tid);
+        s.npool[tid] = own = own > a.top_pools ? own : 0;
+        s.slot[tid] = a.segments[a.seg[row0 + tid]].slot;
+    }
+    if (!__syncthreads_or(own > (int)blockIdx.x * TILE)) return;
+    int heads = (a.n_heads + HEADS_STEP - 1) / HEADS_STEP * HEADS_STEP, chunk_rows = CHUNK / heads;
+    int first = blockIdx.x * TILE + tid / 32 * WARP_POOLS, pool = first + own_pool(), slot = -1, part = 0;
+    copy_queries(a, row0, min(rows, chunk_rows), heads, &s.chunks[0]);
+    float scale = 1.0f;
+    uint32_t k[2][8][4];
+    for (int r = 0, next = 0; r < rows; r++) {
+        int npool = s.npool[r];
+        bool live = first < npool;
+        if (live && s.slot[r] != slot) {
+            int visible = 0; /* to any row of the sequence */
+            slot = s.slot[r];
+            for (int i = tid % 32; i < rows; i += 32)
+                if (s.slot[i] == slot) visible = max(visible, s.npool[i]);
+            load_keys<FORMAT>(a, slot, first, __reduce_max_sync(0xffffffffu, visible), k, &scale);
+        }
+        if (r == next) { /* the next chunk */
+            td_copy_wait<0>();
+            __syncthreads();
+            part ^= r > 0;
+            next += chunk_rows;
+            if (next < rows) copy_queries(a, row0 + next, min(rows - next, chunk_rows), heads, &s.chunks[part ^ 1]);
+        }
+        if (live) {
+            float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+            add_heads(s.chunks[part], (r + chunk_rows - next) * heads, heads, a.head_scale, k, sum);
+            float x = own_sum(sum);
+            if (FORMAT == TD_KV_FP8) x *= scale;
+            size_t at = (row0 + r) * a.score_stride;
+            if (pool < npool) a.score[at + pool] = x;
+            uint32_t least = ~__float_as_uint(-INFINITY), rank = pool < npool ? max(rank_of(x), least) : least;
+            rank = __reduce_max_sync(0xffffffffu, rank);
+            if (tid % 32 == 0) a.most[(at + first) / WARP_POOLS] = score_of_rank(rank);
+        }
+    }
 }
 
 typedef struct pick_block {
@@ -352,13 +402,33 @@ static size_t row_bytes(size_t stride)
 
 size_t td_cuda_select_bytes(const td_dev_limits *limits)
 {
-    return BATCH * row_bytes(score_stride(limits->context_tokens));
+    int rows = limits->rows / 8 < BATCH_MIN ? (int)BATCH_MIN : limits->rows / 8;
+    rows = rows < BATCH ? rows : (int)BATCH;
+    return (size_t)rows * row_bytes(score_stride(limits->context_tokens));
 }
 
 cudaError_t td_cuda_select_init(void)
 {
-    return cudaFuncSetAttribute(k_select_score, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)queries_bytes(QUERIES_MAX / 8, 8));
+    return cudaFuncSetAttribute(k_select_pick, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(candidates));
+}
+
+/* Rows of a batch: as many as fit, all batches about as large. */
+static int batch_rows(const td_cuda_dev *dev, int n_rows, size_t stride)
+{
+    size_t fit = td_cuda_select_bytes(&dev->limits) / row_bytes(stride);
+    fit = fit < BATCH_MAX ? fit : (size_t)BATCH_MAX;
+    unsigned even = td_ceil_div((size_t)n_rows, td_ceil_div((size_t)n_rows, fit)), whole = BLOCK_ROWS;
+    unsigned rounded = (even + whole - 1) / whole * whole;
+    return (int)(rounded <= fit ? rounded : even);
+}
+
+/* Rows that share a block's keys: many, but not so many that multiprocessors are left without a block. */
+static int block_rows(const td_cuda_dev *dev, int n_rows, unsigned tiles)
+{
+    int rows = n_rows < BLOCK_ROWS ? n_rows : (int)BLOCK_ROWS;
+    while (rows > 1 && tiles * td_ceil_div((size_t)n_rows, (size_t)rows) < 2 * (unsigned)dev->n_sm)
+        rows = (rows + 1) / 2;
+    return rows;
 }
 
 td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
@@ -366,7 +436,7 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
     td_cuda_dev *dev = td_cuda(base);
     const td_window *w = a->window;
     if (a->n_heads < 1 || a->n_heads > dev->limits.index_heads || a->n_heads > HEADS_MAX || a->top_pools < 1 ||
-        !td_cuda_kv_fits(w, &a->cache) || w->host_pos_max >= dev->limits.context_tokens)
+        w->n_rows > dev->limits.rows || !td_cuda_kv_fits(w, &a->cache) || w->host_pos_max >= dev->limits.context_tokens)
         return TD_EINVAL;
     if (!w->n_rows) return TD_OK;
     if ((w->host_pos_max + 1) / TD_POOL <= a->top_pools) {
@@ -376,12 +446,11 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
     td_arena arena;
     td_cuda_scratch(dev, &arena);
     float *score = (float *)td_cuda_take(&arena, td_cuda_select_bytes(&dev->limits));
-    int heads = (a->n_heads + 7) / 8 * 8, block_rows = QUERIES_MAX / heads < 8 ? QUERIES_MAX / heads : 8;
-    size_t stride = score_stride(w->host_pos_max + 1), fit = td_cuda_select_bytes(&dev->limits) / row_bytes(stride);
-    int batch = fit < BATCH_MAX ? (int)fit : (int)BATCH_MAX;
-    block_rows = w->n_rows < block_rows ? w->n_rows : block_rows;
+    size_t stride = score_stride(w->host_pos_max + 1);
+    unsigned tiles = td_ceil_div(((size_t)w->host_pos_max + 1) / TD_POOL, TILE);
+    int batch = batch_rows(dev, w->n_rows, stride);
     for (int r = 0; r < w->n_rows; r += batch) {
-        int rows = w->n_rows - r < batch ? w->n_rows - r : batch;
+        int rows = w->n_rows - r < batch ? w->n_rows - r : batch, share = block_rows(dev, rows, tiles);
         select_args s = { w->pos + r,
                           w->seg + r,
                           w->segments,
@@ -389,7 +458,7 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
                           rows,
                           a->n_heads,
                           a->top_pools,
-                          block_rows,
+                          share,
                           1.0f / sqrtf((float)a->n_heads),
                           (const td_bf16 *)a->q + (size_t)r * (size_t)a->n_heads * TD_HEAD,
                           a->weights + (size_t)r * (size_t)a->n_heads,
@@ -398,10 +467,8 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
                           score,
                           score + (size_t)batch * stride,
                           stride };
-        unsigned tiles = td_ceil_div(stride, TILE), most = 16 * (unsigned)dev->n_sm;
-        td_launch_spread(dev, k_select_score,
-                         dim3(tiles < most ? tiles : most, td_ceil_div((size_t)rows, (size_t)block_rows)), THREADS,
-                         queries_bytes(block_rows, heads), s);
+        td_launch_spread(dev, a->cache.format == TD_KV_FP8 ? k_select_score<TD_KV_FP8> : k_select_score<TD_KV_ACT>,
+                         dim3(tiles, td_ceil_div((size_t)rows, (size_t)share)), THREADS, 0, s);
         td_launch_spread(dev, k_select_pick, rows, PICK_THREADS, sizeof(candidates), s);
     }
     return td_cuda_launched(dev, "dsa_select");
