@@ -1,9 +1,10 @@
 /* Grouped products of routed experts. EXL3 tiles are decoded in registers straight into the A operand of the
- * tensor-core step (docs/cuda.md "Experts"); a decoded tile serves all rows of an item. few   a block takes an item of
- * up to 16 picks and 64 outputs a column group; its warps take slices of the inputs, which are added in order through
- * shared memory many  a block takes an item of up to 64 picks and 256 outputs; x passes through shared memory, a warp's
- * 32 outputs stay in registers, and at the end of a slice its sums are added to the total A slice is one chain of steps
- * over ascending inputs; the cut depends on k alone, so both give the same bits. */
+ * tensor-core step (docs/cuda.md "Experts"); a decoded tile serves all rows of an item.
+ *   few   a block takes an item of up to 16 picks and 64 outputs a column group; its warps take slices of the inputs,
+ *         which are added in order through shared memory
+ *   many  a block takes an item of up to 64 picks and 256 outputs; x and words pass through shared memory, a warp's 32
+ *         outputs stay in registers, and at the end of a slice its sums are added to the total
+ * A slice is one chain of steps over ascending inputs; the cut depends on k alone, so both give the same bits. */
 #include "ops/cuda/experts_tile.h"
 
 enum {
@@ -14,15 +15,18 @@ enum {
     MANY_NT = TD_ITEM_MANY / 8,   /* ... and its tiles of eight rows */
     X_BYTES = TD_ITEM_MANY * 128, /* a stage of it: 64 rows x 64 inputs, */
     W_BYTES = MANY_OUT * 64 / 2,  /* and 4-bit words of 256 outputs x 64 inputs */
+    STAGE_BYTES = X_BYTES + W_BYTES,
     STAGES = 2,
+    COPY_ROWS = 32 * WARPS / 8,              /* of x that the block's threads copy at a time */
     TOTAL_FLOATS = MANY_TILES * MANY_NT * 4, /* of a thread, in shared memory */
-    MANY_BYTES = STAGES * (X_BYTES + W_BYTES) + TOTAL_FLOATS * 32 * WARPS * (int)sizeof(float)
+    MANY_BYTES = STAGES * STAGE_BYTES + TOTAL_FLOATS * 32 * WARPS * (int)sizeof(float)
 };
 
 typedef struct product {
     td_grouped_args a;
     int slices,
         groups; /* groups: of 64 inputs, four steps each (EXL3: k is a multiple of 128; plain: padded with zeros) */
+    size_t x_rows, words_strips; /* bytes of COPY_ROWS rows of x, of two strips */
 } product;
 
 static TD_DEVICE uint32_t state_product(int codebook, uint32_t state)
@@ -182,54 +186,124 @@ static TD_DEVICE int piece_at(int row, int piece)
     return row * 128 + ((piece ^ (row & 1) * 4) * 16);
 }
 
-/* A stage: rows of x, then, 4-bit mcg, the words of the block's four strips for four input tiles, 2 KiB a strip. */
+/* What a thread copies of every stage: two pieces of x, COPY_ROWS rows apart, and, 4-bit mcg, two pieces of words, two
+ * strips apart (2 KiB a strip: four input tiles). Planned once a block. */
+typedef struct stage_plan {
+    const uint8_t *x, *words;
+    bool x_valid[2], words_valid[2];
+} stage_plan;
+
 template <int KIND>
-static TD_DEVICE void load_stage(const product &p, const td_gpu_matrix &m, const td_item &item, int matrix, int group,
-                                 unsigned char *to)
+static TD_DEVICE stage_plan plan_stages(const product &p, const td_gpu_matrix &m, const td_item &item)
 {
-    const td_bf16 *x = p.a.x + matrix * p.a.x_matrix + (size_t)item.first * p.a.x_stride + group * 64;
-    for (int i = threadIdx.x; i < X_BYTES / 16; i += 32 * WARPS) {
-        int row = i / 8, piece = i % 8;
-        bool valid = row < item.n;
-        td_copy_async(to + piece_at(row, piece), x + (valid ? (size_t)row * p.a.x_stride + piece * 8 : 0), valid);
+    int row = threadIdx.x / 8, strip = blockIdx.x * (MANY_OUT / STRIP) + threadIdx.x / 128;
+    stage_plan plan;
+    plan.x = (const uint8_t *)(p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + row) * p.a.x_stride) +
+             threadIdx.x % 8 * 16;
+    plan.words = m.data + (size_t)strip * (p.a.k / TD_EXL3_TILE) * 512 + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        plan.x_valid[i] = row + i * COPY_ROWS < item.n;
+        plan.words_valid[i] = strip + 2 * i < p.a.n / STRIP;
     }
-    for (int i = threadIdx.x; KIND == TD_GPU_MCG4 && i < W_BYTES / 16; i += 32 * WARPS) {
-        int strip = blockIdx.x * (MANY_OUT / STRIP) + i / 128;
-        bool valid = strip * STRIP < p.a.n;
-        size_t at = ((size_t)strip * (p.a.k / TD_EXL3_TILE) + 4 * group) * 512 + i % 128 * 16;
-        td_copy_async(to + X_BYTES + i * 16, m.data + (valid ? at : 0), valid);
-    }
+    return plan;
+}
+
+/* Copies the next stage. Two pointers, which move on, and not four. */
+template <int KIND> static TD_DEVICE void copy_stage(const product &p, stage_plan &plan, unsigned char *to)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        td_copy_async(to + piece_at(threadIdx.x / 8, threadIdx.x % 8) + i * COPY_ROWS * 128, plan.x + i * p.x_rows,
+                      plan.x_valid[i]);
+    plan.x += 128;
+#pragma unroll
+    for (int i = 0; i < 2 && KIND == TD_GPU_MCG4; i++)
+        td_copy_async(to + X_BYTES + threadIdx.x * 16 + i * 4096, plan.words + i * p.words_strips, plan.words_valid[i]);
+    plan.words += 2048;
     td_copy_commit();
 }
 
-/* 32 inputs of a stage, for a warp's outputs. */
-template <int KIND>
-static TD_DEVICE void many_pair(const product &p, const td_gpu_matrix &m, const unsigned char *stage, int group,
-                                int half, int column, int n_tiles, float acc[MANY_TILES][MANY_NT][4])
+/* 32 inputs of a stage, for a warp's outputs. x, words: the lane's place in the stage for these inputs. */
+template <int KIND, int NT>
+static TD_DEVICE void many_pair(const product &p, const td_gpu_matrix &m, const unsigned char *x,
+                                const unsigned char *words, int kt, int column, float acc[MANY_TILES][NT][4])
 {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    enum { CHUNK = 4 };
     uint32_t a[2][MANY_TILES][4];
+    uint4 b[NT];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int kt = 4 * group + 2 * half + i, strip = threadIdx.x / 64;
         uint32_t raw[MANY_TILES] = { 0, 0 };
         if (KIND == TD_GPU_MCG4) {
-            uint2 v =
-                *(const uint2 *)(stage + X_BYTES + strip * 2048 + (2 * half + i) * 512 + lane * 16 + column % 4 * 4);
+            uint2 v = *(const uint2 *)(words + i * 512);
             raw[0] = v.x;
             raw[1] = v.y;
         }
-        operands<KIND, MANY_TILES>(p, m, raw, kt, column, a[i]);
+        operands<KIND, MANY_TILES>(p, m, raw, kt + i, column, a[i]);
     }
 #pragma unroll
-    for (int nt = 0; nt < MANY_NT; nt++) {
-        if (nt >= n_tiles) continue;
-        uint4 b = *(const uint4 *)(stage + piece_at(8 * nt + g, 4 * half + t));
+    for (int first = 0; first < NT; first += CHUNK) {
+        if (first) __syncwarp(); /* keeps the compiler from loading all of x at once: it has no registers for that */
 #pragma unroll
-        for (int c = 0; c < MANY_TILES; c++) {
-            step<KIND>(acc[c][nt], a[0][c], b.x, b.y);
-            step<KIND>(acc[c][nt], a[1][c], b.z, b.w);
+        for (int j = first; j < NT && j < first + CHUNK; j++) b[j] = *(const uint4 *)(x + j * 1024);
+#pragma unroll
+        for (int i = 0; i < 2; i++) /* steps that add to the same sums are eight apart */
+#pragma unroll
+            for (int j = first; j < NT && j < first + CHUNK; j++)
+#pragma unroll
+                for (int c = 0; c < MANY_TILES; c++)
+                    step<KIND>(acc[c][j], a[i][c], i ? b[j].z : b[j].x, i ? b[j].w : b[j].y);
+    }
+}
+
+/* After a slice: total += acc, acc = 0; the last one leaves the sums in acc. total: the thread's. */
+template <int FLOATS> static TD_DEVICE void add_slice(float acc[FLOATS], float4 *total, bool first, bool last)
+{
+#pragma unroll
+    for (int i = 0; i < FLOATS / 4; i++) {
+        float4 before = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : total[i * 32 * WARPS];
+        float sum[4] = { before.x + acc[4 * i], before.y + acc[4 * i + 1], before.z + acc[4 * i + 2],
+                         before.w + acc[4 * i + 3] };
+        if (!last) total[i * 32 * WARPS] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) acc[4 * i + j] = last ? sum[j] : 0.0f;
+    }
+}
+
+/* A block's part with tiles for exactly 8 * NT rows, so that nothing in the loop depends on the item. */
+template <int KIND, int NT>
+static TD_DEVICE void many_item(const product &p, const td_gpu_matrix &m, const td_item &item, unsigned char *smem)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int column = (blockIdx.x * WARPS + warp) * MANY_TILES, group = 0;
+    int x_at = piece_at(g, t), words_at = X_BYTES + warp / 2 * 2048 + lane * 16 + warp % 2 * 8;
+    float4 *total = (float4 *)(smem + STAGES * STAGE_BYTES) + threadIdx.x;
+    stage_plan plan = plan_stages<KIND>(p, m, item);
+    float acc[MANY_TILES][NT][4];
+#pragma unroll
+    for (int i = 0; i < MANY_TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
+    copy_stage<KIND>(p, plan, smem);
+    for (int slice = 0; slice < p.slices; slice++) {
+        for (int end = p.groups * (slice + 1) / p.slices; group < end; group++) {
+            td_copy_wait<0>();
+            __syncthreads();
+            const unsigned char *stage = smem + (unsigned)group % STAGES * STAGE_BYTES;
+            if (group + 1 < p.groups) copy_stage<KIND>(p, plan, smem + (unsigned)(group + 1) % STAGES * STAGE_BYTES);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                many_pair<KIND, NT>(p, m, stage + (x_at ^ half * 64), stage + words_at + half * 1024,
+                                    4 * group + 2 * half, column, acc);
         }
+        add_slice<MANY_TILES * NT * 4>(&acc[0][0][0], total, slice == 0, slice + 1 == p.slices);
+    }
+    const td_item stored = p.a.items[blockIdx.z]; /* again: registers are short in the loop */
+#pragma unroll
+    for (int i = 0; i < MANY_TILES * NT * 4; i++) {
+        int out = (column + i / (NT * 4)) * TD_EXL3_TILE + g + i / 2 % 2 * 8, r = i / 4 % NT * 8 + 2 * t + i % 2;
+        if (out < p.a.n && r < stored.n)
+            p.a.z[(size_t)(stored.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] =
+                acc[i / (NT * 4)][i / 4 % NT][i % 4];
     }
 }
 
@@ -241,37 +315,19 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 ? 2 : 1
     if ((int)blockIdx.z >= *p.a.n_items) return;
     const td_item item = p.a.items[blockIdx.z];
     const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int column = (blockIdx.x * WARPS + warp) * MANY_TILES, n_tiles = (item.n + 7) / 8, slice = 0;
-    bool live = column * TD_EXL3_TILE < p.a.n;
-    float *total = (float *)(smem + STAGES * (X_BYTES + W_BYTES)) + threadIdx.x;
-    float acc[MANY_TILES][MANY_NT][4];
-#pragma unroll
-    for (int i = 0; i < TOTAL_FLOATS; i++)
-        acc[i / (MANY_NT * 4)][i / 4 % MANY_NT][i % 4] = total[i * 32 * WARPS] = 0.0f;
-    load_stage<KIND>(p, m, item, blockIdx.y, 0, smem);
-    for (int group = 0; group < p.groups; group++) {
-        td_copy_wait<0>();
-        __syncthreads();
-        if (group + 1 < p.groups)
-            load_stage<KIND>(p, m, item, blockIdx.y, group + 1, smem + (group + 1) % STAGES * (X_BYTES + W_BYTES));
-        const unsigned char *stage = smem + group % STAGES * (X_BYTES + W_BYTES);
-#pragma unroll
-        for (int half = 0; half < 2 && live; half++) many_pair<KIND>(p, m, stage, group, half, column, n_tiles, acc);
-        if (group + 1 < p.groups * (slice + 1) / p.slices) continue;
-        slice++;
-#pragma unroll
-        for (int i = 0; i < TOTAL_FLOATS; i++) {
-            total[i * 32 * WARPS] += acc[i / (MANY_NT * 4)][i / 4 % MANY_NT][i % 4];
-            acc[i / (MANY_NT * 4)][i / 4 % MANY_NT][i % 4] = 0.0f;
+    if constexpr (KIND != TD_GPU_MCG4) {
+        many_item<KIND, MANY_NT>(p, m, item, smem);
+    } else {
+        switch ((item.n + 7) / 8) {
+        case 1: many_item<KIND, 1>(p, m, item, smem); break;
+        case 2: many_item<KIND, 2>(p, m, item, smem); break;
+        case 3: many_item<KIND, 3>(p, m, item, smem); break;
+        case 4: many_item<KIND, 4>(p, m, item, smem); break;
+        case 5: many_item<KIND, 5>(p, m, item, smem); break;
+        case 6: many_item<KIND, 6>(p, m, item, smem); break;
+        case 7: many_item<KIND, 7>(p, m, item, smem); break;
+        default: many_item<KIND, MANY_NT>(p, m, item, smem); break;
         }
-    }
-#pragma unroll
-    for (int i = 0; i < TOTAL_FLOATS; i++) {
-        int out = (column + i / (MANY_NT * 4)) * TD_EXL3_TILE + g + i / 2 % 2 * 8,
-            r = i / 4 % MANY_NT * 8 + 2 * t + i % 2;
-        if (out < p.a.n && r < item.n)
-            p.a.z[(size_t)(item.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] = total[i * 32 * WARPS];
     }
 }
 
@@ -301,7 +357,8 @@ cudaError_t td_cuda_experts_init(void)
 
 td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a)
 {
-    product p = { *a, td_expert_slices(a->k), td_groups(a->k) };
+    product p = { *a, td_expert_slices(a->k), td_groups(a->k), COPY_ROWS * a->x_stride * sizeof *a->x,
+                  (size_t)(a->k / TD_EXL3_TILE) * 1024 };
     switch (a->kind) {
     case TD_GPU_MCG4: launch<TD_GPU_MCG4>(dev, p); break;
     case TD_GPU_EXL3: launch<TD_GPU_EXL3>(dev, p); break;
