@@ -23,7 +23,8 @@ enum {
     TILE = WARP_POOLS * THREADS / 32,
     PICK_THREADS = 1024,
     BINS = 1 << 11,
-    CANDIDATES = 4096 /* pools that are looked at one by one */
+    CANDIDATES = 4096, /* pools that are looked at one by one */
+    STAGED = 8192      /* maxima that fit shared memory: of a million tokens */
 };
 
 typedef struct select_args {
@@ -306,40 +307,78 @@ static TD_DEVICE uint32_t threshold(pick_block *b, const float *score, int n, in
 }
 
 typedef struct candidates {
-    float score[CANDIDATES];
-    int32_t pool[CANDIDATES];
+    union {
+        float staged[STAGED]; /* what a radix selection reads three times; then */
+        struct {
+            float score[CANDIDATES];
+            int32_t pool[CANDIDATES];
+        };
+    };
+    uint32_t live[STAGED / 32]; /* groups that are to be read, a bit each */
     int warp_count[PICK_THREADS / 32];
 } candidates;
+
+/* n floats into shared memory, several loads of a thread at a time. */
+static TD_DEVICE void stage(float *to, const float *from, int n)
+{
+    enum { AT_ONCE = 4 };
+    for (int i = threadIdx.x; i < n; i += AT_ONCE * PICK_THREADS) {
+        float v[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) v[j] = i + j * PICK_THREADS < n ? from[i + j * PICK_THREADS] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (i + j * PICK_THREADS < n) to[i + j * PICK_THREADS] = v[j];
+    }
+    __syncthreads();
+}
 
 /* Long contexts: the top-th largest of the maxima of 32 pools each cannot exceed the top-th largest score, so what is
  * below it is out, and most groups of 32 need not be read. The others' pools, in order, are what remains to be looked
  * at; their number, or 0 when that does not help (many equal scores, NaN). */
 static TD_DEVICE int filter(pick_block *b, candidates *c, const float *score, const float *most, int n, int top)
 {
-    uint32_t ties, count = 0;
+    enum { AT_ONCE = 4 }; /* groups whose scores are on their way */
+    uint32_t ties;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + WARP_POOLS - 1) / WARP_POOLS, at = 0, all = 0;
     int part = (groups + PICK_THREADS - 1) / PICK_THREADS * 32, first = warp * part, end = min(first + part, groups);
-    uint32_t least = threshold(b, most, groups, top, &ties);
+    stage(c->staged, most, groups);
+    uint32_t least = threshold(b, c->staged, groups, top, &ties);
+#pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
         for (int g0 = first; g0 < end; g0 += 32) {
-            bool live = g0 + lane < end && rank_of(most[g0 + lane]) >= least;
-            for (uint32_t left = __ballot_sync(0xffffffffu, live); left; left &= left - 1) {
-                int pool = (g0 + __ffs(left) - 1) * WARP_POOLS + lane;
-                float x = pool < n ? score[pool] : 0.0f;
-                bool in = pool < n && rank_of(x) >= least;
-                uint32_t votes = __ballot_sync(0xffffffffu, in);
-                int place = at + __popc(votes & ((1u << lane) - 1));
-                if (pass && in) {
-                    c->score[place] = x;
-                    c->pool[place] = pool;
+            if (!pass) {
+                uint32_t votes = __ballot_sync(
+                    0xffffffffu, g0 + lane < end && rank_of(c->staged[min(g0 + lane, groups - 1)]) >= least);
+                if (lane == 0) c->live[g0 / 32] = votes;
+                __syncwarp();
+            }
+            for (uint32_t left = c->live[g0 / 32]; left;) {
+                int group[AT_ONCE]; /* of a warp, not of a lane */
+                float x[AT_ONCE];
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++, left &= left - 1) {
+                    group[j] = left ? g0 + __ffs(left) - 1 : groups;
+                    x[j] = group[j] * WARP_POOLS + lane < n ? score[group[j] * WARP_POOLS + lane] : 0.0f;
                 }
-                count += __popc(votes);
-                at += pass ? __popc(votes) : 0;
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++) {
+                    bool in = group[j] * WARP_POOLS + lane < n && rank_of(x[j]) >= least;
+                    uint32_t votes = __ballot_sync(0xffffffffu, in);
+                    int place = at + __popc(votes & ((1u << lane) - 1));
+                    if (pass && in) {
+                        c->score[place] = x[j];
+                        c->pool[place] = group[j] * WARP_POOLS + lane;
+                    }
+                    at += __popc(votes);
+                }
             }
         }
         if (pass) break;
-        if (lane == 0) c->warp_count[warp] = (int)count;
-        __syncthreads();
+        if (lane == 0) c->warp_count[warp] = at;
+        __syncthreads(); /* nobody needs what was staged any more */
+        at = 0;
+#pragma unroll 4
         for (int w = 0; w < PICK_THREADS / 32; w++) {
             at += w < warp ? c->warp_count[w] : 0;
             all += c->warp_count[w];
@@ -361,13 +400,17 @@ static __global__ void __launch_bounds__(PICK_THREADS) k_select_pick(select_args
     if (n <= a.top_pools) return;
     const float *score = a.score + row * a.score_stride;
     const int32_t *pool = NULL;
-    if (n > CANDIDATES && (n + WARP_POOLS - 1) / WARP_POOLS >= a.top_pools) {
+    int groups = (n + WARP_POOLS - 1) / WARP_POOLS;
+    if (n > CANDIDATES && groups >= a.top_pools && groups <= STAGED) {
         int kept = filter(&b, c, score, a.most + row * a.score_stride / WARP_POOLS, n, a.top_pools);
         if (kept) {
             score = c->score;
             pool = c->pool;
             n = kept;
         }
+    } else if (n <= STAGED) {
+        stage(c->staged, score, n);
+        score = c->staged;
     }
     uint32_t ties, listed = 0, tied = 0, least = threshold(&b, score, n, a.top_pools, &ties);
     int32_t *list = a.list + (size_t)row * a.top_pools;
