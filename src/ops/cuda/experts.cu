@@ -1,6 +1,9 @@
 /* Routed experts: picks sorted by expert on the device, inputs rotated, two grouped products (experts_product.cu), the
- * sums. group    counting sort of the picks; items of one expert each inputs   EXL3: f16(H(x * suh)) for gate and up;
- * plain: the row as it is product  gate and up middle   act(H(z) * svh) of both, SwiGLU, EXL3: f16(H(y * suh)) for down
+ * sums.
+ *   group    counting sort of the picks; items of one expert each
+ *   inputs   EXL3: f16(H(x * suh)) for gate and up; plain: the row as it is
+ *   product  gate and up
+ *   middle   act(H(z) * svh) of both, SwiGLU, EXL3: f16(H(y * suh)) for down
  *   product  down
  *   combine  a row's picks in its own order, H(z) * svh times their weights, then the shared expert
  * Windows of up to 8 rows with 4-bit mcg experts take another way to the same bits (experts_few.cu). */
@@ -61,70 +64,121 @@ static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_exper
     }
 }
 
-/* A block a sorted pick and matrix. */
-static __global__ void __launch_bounds__(THREADS) k_experts_inputs(td_experts_call a)
+/* A block a sorted pick; EXL3: a warp 512 values, for gate and up. */
+static __global__ void __launch_bounds__(THREADS, 3) k_experts_inputs(td_experts_call a)
 {
     td_begin();
-    int p = blockIdx.x, matrix = blockIdx.y, lane = threadIdx.x % 32;
+    int p = blockIdx.x;
     if (p >= *a.n_sorted) return;
     int pick = a.order[p];
     const td_bf16 *x = a.x + (size_t)(pick / a.top_k) * a.dim;
-    td_bf16 *to = a.in + ((size_t)matrix * a.picks + p) * a.in_stride;
+    td_bf16 *to = a.in + (size_t)p * a.in_stride;
     if (!a.exl3) {
         for (int k = threadIdx.x; k < (int)a.in_stride; k += THREADS) to[k] = k < a.dim ? x[k] : (td_bf16)0;
         return;
     }
-    const td_f16 *suh = a.table[(size_t)(TD_MATRIX_GATE + matrix) * a.n_experts + a.ids[pick]].suh;
-    for (int k = threadIdx.x / 32 * 128 + 4 * lane; k < a.dim; k += WARPS * 128) {
-        float v[4];
-        for (int i = 0; i < 4; i++) v[i] = td_load_bf16(x + k + i);
-        td_rotate_in(v, suh, k, to);
+    const td_gpu_matrix *m = a.table + a.ids[pick];
+    const td_f16 *suh[2] = { m[(size_t)TD_MATRIX_GATE * a.n_experts].suh, m[(size_t)TD_MATRIX_UP * a.n_experts].suh };
+    for (int first = threadIdx.x / 32 * TD_PART_WARP; first < a.dim; first += WARPS * TD_PART_WARP) {
+        int k = first + td_part_at();
+        bool live = k < a.dim;
+        uint32_t values[TD_PART / 2], signs[2][TD_PART / 2];
+        td_part_load16(x + k, live, values);
+        td_part_load_scales(suh[0] + k, live, signs[0]);
+        td_part_load_scales(suh[1] + k, live, signs[1]);
+#pragma unroll
+        for (int matrix = 0; matrix < 2; matrix++) {
+            float v[TD_PART];
+#pragma unroll
+            for (int i = 0; i < TD_PART; i++) v[i] = i % 2 ? td_high_bf16(values[i / 2]) : td_low_bf16(values[i / 2]);
+            td_part_rotate_in(v, signs[matrix], k, live, to + (size_t)matrix * a.picks * a.in_stride);
+        }
     }
 }
 
-/* A block a sorted pick: z of gate and up to the input of down. */
-static __global__ void __launch_bounds__(THREADS) k_experts_middle(td_experts_call a)
+/* Plain experts: input of down, a block a sorted pick. */
+static TD_DEVICE void plain_middle(const td_experts_call &a)
 {
-    td_begin();
-    int p = blockIdx.x, lane = threadIdx.x % 32;
+    int p = blockIdx.x;
     if (p >= *a.n_sorted) return;
-    int expert = a.ids[a.order[p]];
     const float *z = a.z + (size_t)p * 2 * a.width;
     td_bf16 *to = a.mid + (size_t)p * a.mid_stride;
-    if (!a.exl3) {
-        for (int i = threadIdx.x; i < (int)a.mid_stride; i += THREADS)
-            to[i] = i < a.width
-                        ? td_to_bf16(td_swiglu_value(td_round_bf16(z[i]), td_round_bf16(z[a.width + i]), a.limit))
-                        : (td_bf16)0;
-        return;
-    }
-    for (int i = threadIdx.x / 32 * 128 + 4 * lane; i < a.width; i += WARPS * 128) {
-        float gate[4], up[4];
-        td_load4(z + i, gate);
-        td_load4(z + a.width + i, up);
-        td_expert_middle(gate, up, a.table + expert, a.n_experts, a.limit, i, to);
-    }
+    for (int i = threadIdx.x; i < (int)a.mid_stride; i += THREADS)
+        to[i] = i < a.width ? td_to_bf16(td_swiglu_value(td_round_bf16(z[i]), td_round_bf16(z[a.width + i]), a.limit))
+                            : (td_bf16)0;
 }
 
-/* y = sum over picks in order of weight * output, then the shared expert. A warp 128 values of a row. */
-static __global__ void __launch_bounds__(THREADS) k_experts_combine(td_experts_call a)
+/* z of gate and up to the input of down: act(H(z) * svh) of both, SwiGLU, f16(H(y * suh)). EXL3: a warp 512 values of a
+ * sorted pick. */
+static __global__ void __launch_bounds__(THREADS, 3) k_experts_middle(td_experts_call a)
+{
+    td_begin();
+    if (!a.exl3) {
+        plain_middle(a);
+        return;
+    }
+    int per_pick = (a.width + TD_PART_WARP - 1) / TD_PART_WARP, unit = blockIdx.x * WARPS + threadIdx.x / 32;
+    int p = unit / per_pick, k = unit % per_pick * TD_PART_WARP + td_part_at();
+    if (p >= *a.n_sorted) return;
+    bool live = k < a.width;
+    const td_gpu_matrix *m = a.table + a.ids[a.order[p]];
+    const float *z = a.z + (size_t)p * 2 * a.width + k;
+    float gate[TD_PART], up[TD_PART];
+    uint32_t scales[TD_PART / 2];
+    td_part_load32(z, live, gate);
+    td_part_load32(z + a.width, live, up);
+    td_part_load_scales(m[(size_t)TD_MATRIX_GATE * a.n_experts].svh + k, live, scales);
+    td_part_hadamard(gate);
+    td_part_scale(gate, scales);
+    td_part_load_scales(m[(size_t)TD_MATRIX_UP * a.n_experts].svh + k, live, scales);
+    td_part_hadamard(up);
+    td_part_scale(up, scales);
+    td_part_load_scales(m[(size_t)TD_MATRIX_DOWN * a.n_experts].suh + k, live, scales);
+#pragma unroll
+    for (int i = 0; i < TD_PART; i++)
+        gate[i] = td_round_bf16(td_swiglu_value(td_round_bf16(gate[i]), td_round_bf16(up[i]), a.limit));
+    td_part_rotate_in(gate, scales, k, live, a.mid + (size_t)p * a.mid_stride);
+}
+
+/* y = sum over picks in order of weight * output, then the shared expert. A warp 512 values of a row. */
+static __global__ void __launch_bounds__(THREADS, 4) k_experts_combine(td_experts_call a)
 {
     td_begin();
     size_t row = blockIdx.y;
-    int lane = threadIdx.x % 32, d = (blockIdx.x * WARPS + threadIdx.x / 32) * 128 + 4 * lane;
-    if (d - 4 * lane >= a.dim) return;
-    float y[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    int first = (blockIdx.x * WARPS + threadIdx.x / 32) * TD_PART_WARP, d = first + td_part_at();
+    if (first >= a.dim) return;
+    float y[TD_PART];
+#pragma unroll
+    for (int i = 0; i < TD_PART; i++) y[i] = 0.0f;
     for (int k = 0; k < a.top_k; k++) {
         size_t pick = row * a.top_k + k;
         int p = a.place[pick];
         if (p < 0) continue;
-        float v[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, weight = a.weights[pick];
-        if (d < a.dim) td_load4(a.out + (size_t)p * a.dim + d, v);
-        if (a.exl3) td_rotate_out(v, a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh, d);
-        for (int i = 0; i < 4; i++) y[i] = fmaf(weight, v[i], y[i]);
+        float v[TD_PART], weight = a.weights[pick];
+        const float *out = a.out + (size_t)p * a.dim + d;
+#pragma unroll
+        for (int i = 0; i < TD_PART; i += 2) {
+            float2 pair = d + 4 * i < a.dim ? *(const float2 *)(out + 4 * i) : make_float2(0.0f, 0.0f);
+            v[i] = pair.x;
+            v[i + 1] = pair.y;
+        }
+        if (a.exl3) {
+            uint32_t svh[TD_PART / 2];
+            td_part_load_scales(a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh + d, d < a.dim, svh);
+            td_part_hadamard(v);
+            td_part_scale(v, svh);
+        }
+#pragma unroll
+        for (int i = 0; i < TD_PART; i++) y[i] = fmaf(weight, v[i], y[i]);
     }
-    for (int i = 0; i < 4 && d < a.dim; i++)
-        a.y[row * a.dim + d + i] = a.shared ? y[i] + a.shared[row * a.dim + d + i] : y[i];
+#pragma unroll
+    for (int i = 0; i < TD_PART; i += 2) {
+        size_t at = row * a.dim + d + 4 * i;
+        if (d + 4 * i >= a.dim) continue;
+        float2 shared = a.shared ? *(const float2 *)(a.shared + at) : make_float2(0.0f, 0.0f);
+        *(float2 *)(a.y + at) =
+            a.shared ? make_float2(y[i] + shared.x, y[i + 1] + shared.y) : make_float2(y[i], y[i + 1]);
+    }
 }
 
 /* ---- matrices ---- */
@@ -310,7 +364,8 @@ static td_status run(td_cuda_dev *dev, const td_experts_call *e, td_gpu_kind kin
 {
     int item = e->n_rows > TD_WINDOW_MAX ? (int)TD_ITEM_MANY : e->n_rows > 8 ? (int)TD_ITEM_FEW : 8;
     int most = e->n_experts + e->picks / item;
-    unsigned picks = (unsigned)e->picks, inputs = e->exl3 ? 2 : 1;
+    unsigned picks = (unsigned)e->picks;
+    unsigned middle = e->exl3 ? td_ceil_div(picks * (size_t)td_ceil_div((size_t)e->width, TD_PART_WARP), WARPS) : picks;
     td_grouped_args gate_up = { e->table,
                                 e->n_experts,
                                 TD_MATRIX_GATE,
@@ -337,14 +392,14 @@ static td_status run(td_cuda_dev *dev, const td_experts_call *e, td_gpu_kind kin
     down.z = e->out;
     down.z_stride = (size_t)e->dim;
     td_launch(dev, k_experts_group, 1, GROUP_THREADS, 0, *e, item);
-    td_launch(dev, k_experts_inputs, dim3(picks, inputs), THREADS, 0, *e);
+    td_launch(dev, k_experts_inputs, picks, THREADS, 0, *e);
     td_status status = td_cuda_grouped(dev, &gate_up);
     if (status != TD_OK) return status;
-    td_launch(dev, k_experts_middle, picks, THREADS, 0, *e);
+    td_launch(dev, k_experts_middle, middle, THREADS, 0, *e);
     status = td_cuda_grouped(dev, &down);
     if (status != TD_OK) return status;
-    td_launch(dev, k_experts_combine, dim3(td_ceil_div((size_t)e->dim, WARPS * 128), (unsigned)e->n_rows), THREADS, 0,
-              *e);
+    td_launch(dev, k_experts_combine, dim3(td_ceil_div((size_t)e->dim, WARPS * TD_PART_WARP), (unsigned)e->n_rows),
+              THREADS, 0, *e);
     return td_cuda_launched(dev, "experts");
 }
 

@@ -1,5 +1,6 @@
 /* Rotations around the products of EXL3 experts, for experts.cu and experts_few.cu. H: butterflies in the order of
- * checkpoint/hadamard.h, a warp 128 values, four a lane. */
+ * checkpoint/hadamard.h. A few rows: a warp 128 values, four a lane. Many: a warp 512, sixteen a lane ("part"), with the
+ * same operations on every value and three exchanges between lanes instead of five. */
 #ifndef TD_OPS_CUDA_EXPERTS_ROTATE_H
 #define TD_OPS_CUDA_EXPERTS_ROTATE_H
 
@@ -66,6 +67,96 @@ TD_DEVICE void td_load4(const float *p, float v[4])
     v[1] = f.y;
     v[2] = f.z;
     v[3] = f.w;
+}
+
+/* A lane's part: the pairs of values at td_part_at() + 8 i of the warp's 512, i = 0 .. 7, in this order. */
+enum { TD_PART = 16, TD_PART_WARP = 512 };
+
+TD_DEVICE int td_part_at()
+{
+    int lane = threadIdx.x % 32;
+    return lane / 8 * 128 + lane % 8 / 4 * 64 + lane % 4 * 2;
+}
+
+template <int STEP> TD_DEVICE void td_part_inside(float v[TD_PART])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART; i++) {
+        if (i & STEP) continue;
+        float low = v[i], high = v[i + STEP];
+        v[i] = low + high;
+        v[i + STEP] = low - high;
+    }
+}
+
+template <int STEP> TD_DEVICE void td_part_across(float v[TD_PART])
+{
+    float sign = threadIdx.x & STEP ? -1.0f : 1.0f; /* other - v or other + v, exactly */
+#pragma unroll
+    for (int i = 0; i < TD_PART; i++) v[i] = fmaf(sign, v[i], __shfl_xor_sync(0xffffffffu, v[i], STEP));
+}
+
+/* H of each 128 of the warp's values. */
+TD_DEVICE void td_part_hadamard(float v[TD_PART])
+{
+    td_part_inside<1>(v);
+    td_part_across<1>(v); /* two values apart */
+    td_part_across<2>(v);
+    td_part_inside<2>(v); /* eight */
+    td_part_inside<4>(v);
+    td_part_inside<8>(v);
+    td_part_across<4>(v); /* 64 */
+#pragma unroll
+    for (int i = 0; i < TD_PART; i++) v[i] *= 0.08838834764831845f; /* 1 / sqrt(128) */
+}
+
+/* v *= scales, which are those of the part. */
+TD_DEVICE void td_part_scale(float v[TD_PART], const uint32_t scales[TD_PART / 2])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART / 2; i++) {
+        float2 s = __half22float2(*(const __half2 *)&scales[i]);
+        v[2 * i] *= s.x;
+        v[2 * i + 1] *= s.y;
+    }
+}
+
+/* Loads of a part from a row's value td_part_at() on; zeros when !live. scales: of a weight, whose address comes out of
+ * memory, so that the compiler has to be told what it points to. */
+TD_DEVICE void td_part_load16(const td_bf16 *from, bool live, uint32_t pairs[TD_PART / 2])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART / 2; i++) pairs[i] = live ? *(const uint32_t *)(from + 8 * i) : 0;
+}
+
+TD_DEVICE void td_part_load_scales(const td_f16 *from, bool live, uint32_t pairs[TD_PART / 2])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART / 2; i++) pairs[i] = live ? __ldg((const uint32_t *)(from + 8 * i)) : 0;
+}
+
+TD_DEVICE void td_part_load32(const float *from, bool live, float v[TD_PART])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART / 2; i++) {
+        float2 pair = live ? *(const float2 *)(from + 8 * i) : make_float2(0.0f, 0.0f);
+        v[2 * i] = pair.x;
+        v[2 * i + 1] = pair.y;
+    }
+}
+
+/* f16(H(v * suh)) at its place in a rotated row (td_rotated_at()), k: of the part's first value. */
+TD_DEVICE void td_part_rotate_in(float v[TD_PART], const uint32_t suh[TD_PART / 2], int k, bool live, td_bf16 *to)
+{
+    td_part_scale(v, suh);
+    td_part_hadamard(v);
+#pragma unroll
+    for (int half = 0; half < 2 && live; half++) {
+        __half2 h[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) h[i] = __floats2half2_rn(v[8 * half + 2 * i], v[8 * half + 2 * i + 1]);
+        *(uint4 *)(to + k + threadIdx.x % 4 * 6 + 32 * half) = *(uint4 *)h;
+    }
 }
 
 #endif
