@@ -13,14 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024 };
+enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024, IDS_AT_ONCE = 4 };
 
 /* Inclusive sum over the first TD_EXPERTS_MAX threads of a block. warp_sum: [TD_EXPERTS_MAX / 32]. */
-static TD_DEVICE uint32_t scan(uint32_t x, uint32_t *warp_sum)
+static TD_DEVICE int scan(int x, int *warp_sum)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int step = 1; step < 32; step <<= 1) {
-        uint32_t other = __shfl_up_sync(0xffffffffu, x, step);
+        int other = __shfl_up_sync(0xffffffffu, x, step);
         if (lane >= step) x += other;
     }
     if (lane == 31 && warp < TD_EXPERTS_MAX / 32) warp_sum[warp] = x;
@@ -29,38 +29,63 @@ static TD_DEVICE uint32_t scan(uint32_t x, uint32_t *warp_sum)
     return x;
 }
 
-/* The order of an expert's picks among each other is left to chance: it decides no bit. */
+/* A thread's next ids, from pick `at` on; -1 for none and for experts that do not exist. */
+static TD_DEVICE void load_ids(const td_experts_call &a, int at, int id[IDS_AT_ONCE])
+{
+#pragma unroll
+    for (int i = 0; i < IDS_AT_ONCE; i++) id[i] = at + i * GROUP_THREADS < a.picks ? a.ids[at + i * GROUP_THREADS] : -1;
+#pragma unroll
+    for (int i = 0; i < IDS_AT_ONCE; i++)
+        if (id[i] >= a.n_experts) id[i] = -1;
+}
+
+/* An expert's picks are cut into items of about the same size, whole eights. Items are listed by size, those of the
+ * largest experts first, so that what the products end with is short; an expert's own stay together. The order of an
+ * expert's picks and of experts of one size among each other is left to chance: it decides no bit. */
 static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_experts_call a, int item_picks)
 {
     td_begin();
-    enum { PICK_BITS = 20 }; /* picks in the low bits of the sum, items above */
-    __shared__ int32_t count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX];
-    __shared__ uint32_t warp_sum[TD_EXPERTS_MAX / 32];
-    int e = threadIdx.x;
+    enum { SIZES = TD_ITEM_MANY / 8 };
+    __shared__ int count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX], warp_sum[TD_EXPERTS_MAX / 32];
+    __shared__ int of_size[SIZES], listed[SIZES];
+    int e = threadIdx.x, id[IDS_AT_ONCE];
     if (e < TD_EXPERTS_MAX) count[e] = 0;
+    if (e < SIZES) of_size[e] = listed[e] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < a.picks; i += GROUP_THREADS)
-        if (a.ids[i] >= 0 && a.ids[i] < a.n_experts) atomicAdd(&count[a.ids[i]], 1);
-    __syncthreads();
-    int n = e < TD_EXPERTS_MAX ? count[e] : 0, items = (n + item_picks - 1) / item_picks;
-    uint32_t sum = scan((uint32_t)n | (uint32_t)items << PICK_BITS, warp_sum);
-    int first = (int)(sum & ((1u << PICK_BITS) - 1)) - n, item = (int)(sum >> PICK_BITS) - items;
-    if (e < a.n_experts)
-        for (int i = 0; i < items; i++)
-            a.items[item + i] = { e, first + i * item_picks, min(item_picks, n - i * item_picks) };
-    if (e < TD_EXPERTS_MAX) start[e] = first; /* from here on the next free place */
-    if (e == a.n_experts - 1) {
-        *a.n_items = item + items;
-        *a.n_sorted = first + n;
+    for (int at = e; at < a.picks; at += IDS_AT_ONCE * GROUP_THREADS) {
+        load_ids(a, at, id);
+#pragma unroll
+        for (int i = 0; i < IDS_AT_ONCE; i++)
+            if (id[i] >= 0) atomicAdd(&count[id[i]], 1);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < a.picks; i += GROUP_THREADS) {
-        int id = a.ids[i], at = -1;
-        if (id >= 0 && id < a.n_experts) {
-            at = atomicAdd(&start[id], 1);
-            a.order[at] = i;
+    int n = e < TD_EXPERTS_MAX ? count[e] : 0, items = (n + item_picks - 1) / item_picks;
+    int size = items ? ((n + items - 1) / items + 7) / 8 * 8 : 0, from_largest = (item_picks - size) / 8;
+    int first = scan(n, warp_sum) - n;
+    if (items) atomicAdd(&of_size[from_largest], items);
+    if (e < TD_EXPERTS_MAX) start[e] = first; /* from here on the next free place */
+    __syncthreads();
+    if (items) {
+        int item = atomicAdd(&listed[from_largest], items);
+        for (int i = 0; i < from_largest; i++) item += of_size[i];
+        for (int i = 0; i < items; i++) a.items[item + i] = { e, first + i * size, min(size, n - i * size) };
+    }
+    if (e == a.n_experts - 1) {
+        int all = 0;
+        for (int i = 0; i < SIZES; i++) all += of_size[i];
+        *a.n_items = all;
+        *a.n_sorted = first + n;
+    }
+    for (int at = e; at < a.picks; at += IDS_AT_ONCE * GROUP_THREADS) {
+        load_ids(a, at, id);
+#pragma unroll
+        for (int i = 0; i < IDS_AT_ONCE; i++) {
+            int pick = at + i * GROUP_THREADS;
+            if (pick >= a.picks) continue;
+            int to = id[i] >= 0 ? atomicAdd(&start[id[i]], 1) : -1;
+            if (to >= 0) a.order[to] = pick;
+            a.place[pick] = to;
         }
-        a.place[i] = at;
     }
 }
 

@@ -2,7 +2,8 @@
  * share.
  *
  * A pick is one (row, expert) pair. Picks are sorted by expert; an item is up to 16 (few rows) or 64 (many) picks of
- * one expert, which share the decoding of its matrices. Which picks share an item changes no bit. */
+ * one expert, which share the decoding of its matrices. Which picks share an item, and in what order items are listed,
+ * changes no bit. */
 #ifndef TD_OPS_CUDA_EXPERTS_H
 #define TD_OPS_CUDA_EXPERTS_H
 
