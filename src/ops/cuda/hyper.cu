@@ -1,6 +1,6 @@
 /* Hyper-connections: leave one site, enter the next. Two kernels: the first works on slices of 64 channels (all four
- * streams) of many rows, so that one row is spread over the chip: it writes the new streams and each slice's share of
- * the 24 mixes and of the sum of squares; the second finishes a row: shares added in order, gates, collapse, norm. The
+ * streams) of some rows, so that one row is spread over the chip: it writes the new streams and each slice's share of
+ * the 24 mixes and of the sum of squares (in one form for few rows and one for many, with the same bits); the second finishes a row: shares added in order, gates, collapse, norm. The
  * Sinkhorn iterations, a long chain of divisions that only the next site needs, run on a warp of their own meanwhile.
  * One row is all latency: weights are asked for before the wait for the kernel before, what a kernel reads first is
  * read in one go, and the warp that adds the shares goes straight on to Sinkhorn. */
@@ -14,7 +14,7 @@ enum {
     SLICE = 64,            /* channels */
     THREADS = 256,
     ROWS_AT_ONCE = THREADS / SLICE,
-    ROWS_A_BLOCK = 32,
+    FEW_ROWS = 8, /* up to these: a block has all of them, four at once */
     PER_LANE = S * SLICE / 32,
     PER_WARP = MIXES / (THREADS / 32)
 };
@@ -82,8 +82,8 @@ static __global__ void __launch_bounds__(THREADS) k_hyper_slices(hyper_args a)
             a.fn && channel < a.dim ? a.fn[(size_t)k * S * a.dim + (size_t)(e / SLICE) * a.dim + channel] : 0.0f;
     }
     td_begin(); /* the weights are on their way */
-    int first = blockIdx.y * ROWS_A_BLOCK, end = min(first + ROWS_A_BLOCK, a.n_rows);
-    for (int r0 = first; r0 < end; r0 += ROWS_AT_ONCE) {
+    int end = a.n_rows;
+    for (int r0 = 0; r0 < end; r0 += ROWS_AT_ONCE) {
         int own = threadIdx.x / SLICE;
         __syncthreads();
         stream_values(a, (size_t)(r0 + own), d, r0 + own < end, xs[own]);
@@ -107,6 +107,172 @@ static __global__ void __launch_bounds__(THREADS) k_hyper_slices(hyper_args a)
             sum = td_warp_sum(sum);
             if (lane == 0) share[MIXES] = sum;
         }
+    }
+}
+
+/* Many rows: the same sums, cheaper. Eight rows at once: a warp makes the streams of one, two channels a lane, with what
+ * it loads a round ahead; then it has six mixes of four rows, so that a row is read by four warps, and its 24 sums and
+ * one of squares go through one transposing tree over the lanes. */
+enum {
+    MANY_AT_ONCE = THREADS / 32,
+    MANY_SHARED = 4, /* rows of a warp's sums; also the warps that share a row's mixes */
+    MANY_MIXES = MIXES / MANY_SHARED,
+    MANY_SUMS = MANY_SHARED * MANY_MIXES + 1,
+    MANY_ROWS = 128 /* of a block, at most */
+};
+
+/* What a lane has loaded of its warp's row; zeros where there are no channels. */
+typedef struct raw_row {
+    uint32_t x[S];
+    float2 part[TD_SHARDS];
+    float gate; /* lanes 0..3: post, 4..19: C */
+} raw_row;
+
+/* Where a lane's row is, as numbers of elements; fewer than 2^32 (td_cuda_hyper() sees to it). */
+typedef struct row_place {
+    const float *gates;
+    uint32_t stream, partial, gate, gate_step;
+} row_place;
+
+static TD_DEVICE row_place place_of(const hyper_args &a, int row, int d)
+{
+    int lane = threadIdx.x % 32;
+    row_place p;
+    p.stream = (uint32_t)row * S * a.dim + d;
+    p.partial = (uint32_t)row * a.dim + d;
+    p.gate_step = lane < S ? S : S * S;
+    p.gate = row * p.gate_step + (lane < S ? lane : lane - S);
+    p.gates = lane < S ? a.post : a.comb;
+    return p;
+}
+
+static TD_DEVICE void next_rows(const hyper_args &a, row_place *p)
+{
+    p->stream += MANY_AT_ONCE * S * a.dim;
+    p->partial += MANY_AT_ONCE * a.dim;
+    p->gate += MANY_AT_ONCE * p->gate_step;
+}
+
+static TD_DEVICE void load_row(const hyper_args &a, const row_place &p, bool there, bool channels, raw_row *raw)
+{
+    if (there && channels)
+#pragma unroll
+        for (int s = 0; s < S; s++) raw->x[s] = *(const uint32_t *)(a.x + (p.stream + s * a.dim));
+    if (!a.partials) return;
+    if (there && channels)
+#pragma unroll
+        for (int i = 0; i < TD_SHARDS; i++)
+            raw->part[i] = *(const float2 *)(a.partials + (p.partial + (uint32_t)i * a.n_rows * a.dim));
+    if (there && threadIdx.x % 32 < S + S * S) raw->gate = p.gates[p.gate];
+}
+
+/* The new streams of two channels (leave() twice), into memory where `store` and into xs[4][SLICE]. gates: of this warp.
+ */
+static TD_DEVICE void make_streams(const hyper_args &a, const row_place &p, bool store, const raw_row &raw,
+                                   float *gates, float *xs)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t pair[S];
+#pragma unroll
+    for (int s = 0; s < S; s++) pair[s] = raw.x[s];
+    if (a.partials) {
+        __nv_bfloat162 both = __floats2bfloat162_rn(raw.part[0].x + raw.part[1].x, raw.part[0].y + raw.part[1].y);
+        uint32_t b = *(uint32_t *)&both;
+        float c[S][S], post[S];
+        __syncwarp();
+        if (lane < S + S * S) gates[lane] = raw.gate;
+        __syncwarp();
+        *(float4 *)post = *(const float4 *)gates;
+#pragma unroll
+        for (int i = 0; i < S; i++) *(float4 *)c[i] = *(const float4 *)(gates + S + S * i);
+#pragma unroll
+        for (int k = 0; k < S; k++) {
+            float y[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float x[S];
+#pragma unroll
+                for (int s = 0; s < S; s++) x[s] = i ? td_high_bf16(raw.x[s]) : td_low_bf16(raw.x[s]);
+                y[i] = post[k] * (i ? td_high_bf16(b) : td_low_bf16(b)) +
+                       (((c[0][k] * x[0] + c[1][k] * x[1]) + c[2][k] * x[2]) + c[3][k] * x[3]);
+            }
+            pair[k] = td_pack_bf16(y[0], y[1]);
+        }
+        if (store)
+#pragma unroll
+            for (int s = 0; s < S; s++) *(uint32_t *)(a.x + (p.stream + s * a.dim)) = pair[s];
+    }
+#pragma unroll
+    for (int s = 0; s < S; s++)
+        *(float2 *)(xs + s * SLICE + 2 * lane) = make_float2(td_low_bf16(pair[s]), td_high_bf16(pair[s]));
+}
+
+/* v[0] of lane u becomes the sum over the lanes of v[u]: the tree of td_warp_sum(), lanes ^ 16 first, in which half of
+ * the lanes go on with one half of the values. */
+template <int STEP> static TD_DEVICE void transposed_sums(float v[MANY_SUMS])
+{
+    bool high = threadIdx.x & STEP;
+#pragma unroll
+    for (int u = 0; u < STEP; u++) {
+        if (u + STEP < MANY_SUMS) {
+            float keep = high ? v[u + STEP] : v[u], give = high ? v[u] : v[u + STEP];
+            v[u] = keep + __shfl_xor_sync(0xffffffffu, give, STEP);
+        } else {
+            v[u] += __shfl_xor_sync(0xffffffffu, v[u], STEP);
+        }
+    }
+    if constexpr (STEP > 1) transposed_sums<STEP / 2>(v);
+}
+
+static __global__ void __launch_bounds__(THREADS, 2) k_hyper_slices_many(hyper_args a, int rows_a_block)
+{
+    __shared__ float xs[2][MANY_AT_ONCE][S * SLICE];
+    __shared__ __align__(16) float gates[MANY_AT_ONCE][S + S * S];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = blockIdx.x, d = slice * SLICE + 2 * lane;
+    int part = warp % MANY_SHARED, rows_of_sums = warp - part; /* its mixes, the first of its rows */
+    float fn[MANY_MIXES][PER_LANE];
+#pragma unroll
+    for (int i = 0; i < MANY_MIXES * PER_LANE; i++) {
+        int e = lane + 32 * (i % PER_LANE), channel = slice * SLICE + e % SLICE, k = MANY_MIXES * part + i / PER_LANE;
+        fn[i / PER_LANE][i % PER_LANE] =
+            a.fn && channel < a.dim ? a.fn[(size_t)k * S * a.dim + (size_t)(e / SLICE) * a.dim + channel] : 0.0f;
+    }
+    /* The lane's sum after the tree: which row's and which mix. The row whose squares a warp sums comes first. */
+    int own_row = rows_of_sums + (lane / MANY_MIXES + part) % MANY_SHARED, own = MANY_MIXES * part + lane % MANY_MIXES;
+    if (lane == MANY_SUMS - 1) own = MIXES;
+    td_begin(); /* the weights are on their way */
+    int first = blockIdx.y * rows_a_block, end = min(first + rows_a_block, a.n_rows), turn = 0;
+    bool channels = d < a.dim;
+    raw_row raw = {};
+    row_place place = place_of(a, first + warp, d);
+    load_row(a, place, first + warp < end, channels, &raw);
+    for (int r0 = first; r0 < end; r0 += MANY_AT_ONCE, turn ^= 1) {
+        make_streams(a, place, channels && r0 + warp < end, raw, gates[warp], xs[turn][warp]);
+        next_rows(a, &place);
+        load_row(a, place, r0 + MANY_AT_ONCE + warp < end, channels, &raw);
+        __syncthreads(); /* one a round: who writes xs[turn] again has passed the next one, and all have read this */
+        if (!a.fn) continue;
+        float sums[MANY_SUMS], squares = 0.0f;
+#pragma unroll
+        for (int r = 0; r < MANY_SHARED; r++) {
+            float v[PER_LANE];
+#pragma unroll
+            for (int j = 0; j < PER_LANE; j++) v[j] = xs[turn][rows_of_sums + (r + part) % MANY_SHARED][lane + 32 * j];
+#pragma unroll
+            for (int i = 0; i < MANY_MIXES; i++) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int j = 0; j < PER_LANE; j++) sum = fmaf(fn[i][j], v[j], sum);
+                sums[r * MANY_MIXES + i] = sum;
+            }
+            if (r) continue;
+#pragma unroll
+            for (int j = 0; j < PER_LANE; j++) squares = fmaf(v[j], v[j], squares);
+        }
+        sums[MANY_SUMS - 1] = squares;
+        transposed_sums<16>(sums);
+        if (lane < MANY_SUMS && r0 + own_row < end)
+            a.shares[((size_t)(r0 + own_row) * gridDim.x + slice) * SHARES + own] = sums[0];
     }
 }
 
@@ -278,11 +444,19 @@ size_t td_cuda_hyper_bytes(const td_dev_limits *limits)
     return (size_t)limits->rows * slices_of(limits->dim) * SHARES * sizeof(float);
 }
 
+/* Rows of a block of k_hyper_slices_many: four rounds of two blocks a multiprocessor. */
+static unsigned many_rows(const td_cuda_dev *dev, size_t n_rows, size_t slices)
+{
+    unsigned rows = td_ceil_div(td_ceil_div(n_rows * slices, 8 * (size_t)dev->n_sm), MANY_AT_ONCE) * MANY_AT_ONCE;
+    return rows < MANY_ROWS ? rows : (unsigned)MANY_ROWS;
+}
+
 td_status td_cuda_hyper(td_dev *base, const td_hyper_args *a)
 {
     td_cuda_dev *dev = td_cuda(base);
     if (a->n_rows < 0 || a->n_rows > dev->limits.rows || a->dim < 16 || a->dim > dev->limits.dim || a->dim % 16 ||
-        finish_floats(a->dim) * sizeof(float) > 48 * 1024)
+        finish_floats(a->dim) * sizeof(float) > 48 * 1024 ||
+        ((uint64_t)a->n_rows + MANY_AT_ONCE) * S * (uint64_t)a->dim > UINT32_MAX)
         return TD_EINVAL;
     if (!a->n_rows || (!a->fn && !a->partials)) return TD_OK;
     td_arena arena;
@@ -296,7 +470,13 @@ td_status td_cuda_hyper(td_dev *base, const td_hyper_args *a)
     h.n = (td_bf16 *)a->n;
     h.shares = (float *)td_cuda_take(&arena, td_cuda_hyper_bytes(&dev->limits));
     size_t slices = slices_of(a->dim);
-    td_launch(dev, k_hyper_slices, dim3((unsigned)slices, td_ceil_div((size_t)a->n_rows, ROWS_A_BLOCK)), THREADS, 0, h);
+    if (a->n_rows <= FEW_ROWS) {
+        td_launch(dev, k_hyper_slices, (unsigned)slices, THREADS, 0, h);
+    } else {
+        unsigned rows = many_rows(dev, (size_t)a->n_rows, slices);
+        td_launch(dev, k_hyper_slices_many, dim3((unsigned)slices, td_ceil_div((size_t)a->n_rows, rows)), THREADS, 0, h,
+                  (int)rows);
+    }
     if (a->fn)
         td_launch(dev, k_hyper_finish, a->n_rows, THREADS + 32, finish_floats(a->dim) * sizeof(float), h, (int)slices);
     return td_cuda_launched(dev, "hyper");
