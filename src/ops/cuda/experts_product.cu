@@ -209,11 +209,11 @@ static TD_DEVICE stage_plan plan_stages(const product &p, const td_gpu_matrix &m
     return plan;
 }
 
-/* Copies the next stage. Two pointers, which move on, and not four. */
-template <int KIND> static TD_DEVICE void copy_stage(const product &p, stage_plan &plan, unsigned char *to)
+/* Copies the next stage, of x for 8 * NT rows or a few more. Two pointers, which move on, and not four. */
+template <int KIND, int NT> static TD_DEVICE void copy_stage(const product &p, stage_plan &plan, unsigned char *to)
 {
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i * COPY_ROWS < 8 * NT; i++)
         td_copy_async(to + piece_at(threadIdx.x / 8, threadIdx.x % 8) + i * COPY_ROWS * 128, plan.x + i * p.x_rows,
                       plan.x_valid[i]);
     plan.x += 128;
@@ -283,13 +283,14 @@ static TD_DEVICE void many_item(const product &p, const td_gpu_matrix &m, const 
     float acc[MANY_TILES][NT][4];
 #pragma unroll
     for (int i = 0; i < MANY_TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
-    copy_stage<KIND>(p, plan, smem);
+    copy_stage<KIND, NT>(p, plan, smem);
     for (int slice = 0; slice < p.slices; slice++) {
         for (int end = p.groups * (slice + 1) / p.slices; group < end; group++) {
             td_copy_wait<0>();
             __syncthreads();
             const unsigned char *stage = smem + (unsigned)group % STAGES * STAGE_BYTES;
-            if (group + 1 < p.groups) copy_stage<KIND>(p, plan, smem + (unsigned)(group + 1) % STAGES * STAGE_BYTES);
+            if (group + 1 < p.groups)
+                copy_stage<KIND, NT>(p, plan, smem + (unsigned)(group + 1) % STAGES * STAGE_BYTES);
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 many_pair<KIND, NT>(p, m, stage + (x_at ^ half * 64), stage + words_at + half * 1024,
