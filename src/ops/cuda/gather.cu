@@ -4,7 +4,13 @@
 #include "ops/cuda/device.h"
 #include "ops/gather.h"
 
-enum { THREADS = 256, UNITS = 2 /* 16-byte pieces a thread */, BLOCKS_MAX = 64, LOOKS = 1024 };
+enum {
+    THREADS = 256,
+    UNITS = 2,        /* 16-byte pieces a thread, as long as blocks may become more */
+    AT_ONCE = 8,      /* that are on their way where there are more */
+    BLOCKS_MAX = 128, /* all of them wait at once: they must fit at once */
+    LOOKS = 1024
+};
 
 /* state: blocks that have put their part, blocks that are done, number of the last gather. */
 enum { PUT, DONE, NUMBER };
@@ -52,14 +58,40 @@ TD_DEVICE void wait_for_answer(td_bell *bell, uint32_t number, int64_t limit_ns)
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) k_gather(td_gather_args a)
+/* n pieces by all threads of the grid, COUNT of a thread on their way; !CACHED: the host or its network card wrote them.
+ */
+template <bool CACHED, int COUNT> TD_DEVICE void copy_rounds(uint4 *to, const uint4 *from, size_t n)
+{
+    size_t step = (size_t)gridDim.x * THREADS;
+    for (size_t first = (size_t)blockIdx.x * THREADS + threadIdx.x; first < n; first += COUNT * step) {
+        uint4 v[COUNT];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            size_t i = first + j * step;
+            v[j] = make_uint4(0, 0, 0, 0);
+            if (i < n) v[j] = CACHED ? from[i] : load_uncached(from + i);
+        }
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            size_t i = first + j * step;
+            if (i < n) to[i] = v[j];
+        }
+    }
+}
+
+template <bool CACHED> TD_DEVICE void copy_pieces(uint4 *to, const uint4 *from, size_t n)
+{
+    if (n <= (size_t)UNITS * gridDim.x * THREADS)
+        copy_rounds<CACHED, UNITS>(to, from, n);
+    else
+        copy_rounds<CACHED, AT_ONCE>(to, from, n);
+}
+
+static __global__ void __launch_bounds__(THREADS, 4) k_gather(td_gather_args a)
 {
     td_begin();
-    size_t n = a.n_bytes / sizeof(uint4), first = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    size_t step = (size_t)gridDim.x * THREADS;
-    const uint4 *own = (const uint4 *)a.partials + a.rank * n;
-    uint4 *send = (uint4 *)a.slots + a.rank * n;
-    for (size_t i = first; i < n; i += step) send[i] = own[i];
+    size_t n = a.n_bytes / sizeof(uint4);
+    copy_pieces<true>((uint4 *)a.slots + a.rank * n, (const uint4 *)a.partials + a.rank * n, n);
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -73,9 +105,7 @@ static __global__ void __launch_bounds__(THREADS) k_gather(td_gather_args a)
         wait_for_answer(a.bell, number, a.limit_ns);
     }
     __syncthreads();
-    const uint4 *received = (const uint4 *)a.slots + (1 - a.rank) * n;
-    uint4 *other = (uint4 *)a.partials + (1 - a.rank) * n;
-    for (size_t i = first; i < n; i += step) other[i] = load_uncached(received + i);
+    copy_pieces<false>((uint4 *)a.partials + (1 - a.rank) * n, (const uint4 *)a.slots + (1 - a.rank) * n, n);
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(&a.state[DONE], 1) == gridDim.x - 1) {
         a.state[DONE] = 0;
@@ -84,15 +114,12 @@ static __global__ void __launch_bounds__(THREADS) k_gather(td_gather_args a)
 }
 
 /* The time starts when the part is there, as the network's would. */
-static __global__ void __launch_bounds__(THREADS) k_gather_loopback(td_gather_args a)
+static __global__ void __launch_bounds__(THREADS, 4) k_gather_loopback(td_gather_args a)
 {
     td_begin();
     uint64_t start = now_ns();
-    size_t n = a.n_bytes / sizeof(uint4), first = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    size_t step = (size_t)gridDim.x * THREADS;
-    const uint4 *own = (const uint4 *)a.partials + a.rank * n;
-    uint4 *other = (uint4 *)a.partials + (1 - a.rank) * n;
-    for (size_t i = first; i < n; i += step) other[i] = own[i];
+    size_t n = a.n_bytes / sizeof(uint4);
+    copy_pieces<true>((uint4 *)a.partials + (1 - a.rank) * n, (const uint4 *)a.partials + a.rank * n, n);
     while (now_ns() - start < (uint64_t)a.loopback_ns) continue;
 }
 
@@ -102,7 +129,7 @@ td_status td_cuda_gather(td_dev *base, const td_gather_args *a)
     if (a->n_bytes % sizeof(uint4) || a->rank < 0 || a->rank > 1 || a->loopback_ns < 0) return TD_EINVAL;
     if (!a->n_bytes) return TD_OK;
     unsigned blocks = td_ceil_div(a->n_bytes / sizeof(uint4), (size_t)UNITS * THREADS);
-    blocks = blocks < BLOCKS_MAX ? blocks : (unsigned)BLOCKS_MAX; /* all of them wait at once: they must fit at once */
+    blocks = blocks < BLOCKS_MAX ? blocks : (unsigned)BLOCKS_MAX;
     if (a->bell)
         td_launch(dev, k_gather, blocks, THREADS, 0, *a);
     else
