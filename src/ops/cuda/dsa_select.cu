@@ -9,8 +9,8 @@
 #include "ops/cuda/kv.h"
 
 enum {
-    /* Rows of the longest context whose scores fit the scratch: an eighth of a window's, which is less than experts take,
-     * between these two. Of shorter contexts more. */
+    /* Rows of the longest context whose scores fit the scratch: an eighth of a window's, which is less than experts
+     * take, between these two. Of shorter contexts more. */
     BATCH_MIN = 64,
     BATCH = 256,
     BATCH_MAX = 4096,
@@ -69,8 +69,8 @@ static TD_DEVICE int own_pool()
 
 /* 32 pools as A operands, all 128 inputs: k[m][step] holds pools 16 m + g and 16 m + g + 8. *scale: of the lane's own
  * pool, a power of two, which the sum over heads can be multiplied with as well as the products. Pools that are not
- * there become zeros; the mask also makes the compiler move what it loaded to where the tensor core wants it once, here,
- * and not before every product. */
+ * there become zeros; the mask also makes the compiler move what it loaded to where the tensor core wants it once,
+ * here, and not before every product. */
 template <td_kv_format FORMAT>
 static TD_DEVICE void load_keys(const select_args &a, int slot, int first, int npool, uint32_t k[2][8][4], float *scale)
 {

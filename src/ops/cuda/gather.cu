@@ -58,8 +58,8 @@ TD_DEVICE void wait_for_answer(td_bell *bell, uint32_t number, int64_t limit_ns)
     }
 }
 
-/* n pieces by all threads of the grid, COUNT of a thread on their way; !CACHED: the host or its network card wrote them.
- */
+/* n pieces by all threads of the grid, COUNT of a thread on their way; !CACHED: the host or its network card wrote
+ * them. */
 template <bool CACHED, int COUNT> TD_DEVICE void copy_rounds(uint4 *to, const uint4 *from, size_t n)
 {
     size_t step = (size_t)gridDim.x * THREADS;

@@ -1,9 +1,10 @@
 /* Hyper-connections: leave one site, enter the next. Two kernels: the first works on slices of 64 channels (all four
  * streams) of some rows, so that one row is spread over the chip: it writes the new streams and each slice's share of
- * the 24 mixes and of the sum of squares (in one form for few rows and one for many, with the same bits); the second finishes a row: shares added in order, gates, collapse, norm. The
- * Sinkhorn iterations, a long chain of divisions that only the next site needs, run on a warp of their own meanwhile.
- * One row is all latency: weights are asked for before the wait for the kernel before, what a kernel reads first is
- * read in one go, and the warp that adds the shares goes straight on to Sinkhorn. */
+ * the 24 mixes and of the sum of squares (in one form for few rows and one for many, with the same bits); the second
+ * finishes a row: shares added in order, gates, collapse, norm. The Sinkhorn iterations, a long chain of divisions that
+ * only the next site needs, run on a warp of their own meanwhile. One row is all latency: weights are asked for before
+ * the wait for the kernel before, what a kernel reads first is read in one go, and the warp that adds the shares goes
+ * straight on to Sinkhorn. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
 
@@ -110,9 +111,9 @@ static __global__ void __launch_bounds__(THREADS) k_hyper_slices(hyper_args a)
     }
 }
 
-/* Many rows: the same sums, cheaper. Eight rows at once: a warp makes the streams of one, two channels a lane, with what
- * it loads a round ahead; then it has six mixes of four rows, so that a row is read by four warps, and its 24 sums and
- * one of squares go through one transposing tree over the lanes. */
+/* Many rows: the same sums, cheaper. Eight rows at once: a warp makes the streams of one, two channels a lane, with
+ * what it loads a round ahead; then it has six mixes of four rows, so that a row is read by four warps, and its 24 sums
+ * and one of squares go through one transposing tree over the lanes. */
 enum {
     MANY_AT_ONCE = THREADS / 32,
     MANY_SHARED = 4, /* rows of a warp's sums; also the warps that share a row's mixes */
@@ -166,7 +167,7 @@ static TD_DEVICE void load_row(const hyper_args &a, const row_place &p, bool the
     if (there && threadIdx.x % 32 < S + S * S) raw->gate = p.gates[p.gate];
 }
 
-/* The new streams of two channels (leave() twice), into memory where `store` and into xs[4][SLICE]. gates: of this warp.
+/* The new streams of two channels (leave() twice), into memory where `store` and into xs[4][SLICE]. gates: the warp's.
  */
 static TD_DEVICE void make_streams(const hyper_args &a, const row_place &p, bool store, const raw_row &raw,
                                    float *gates, float *xs)
