@@ -14,7 +14,8 @@ enum {
     BATCH_MIN = 64,
     BATCH = 256,
     BATCH_MAX = 4096,
-    BLOCK_ROWS = 64, /* of a block of k_select_score */
+    BLOCK_ROWS = 64, /* of a block of k_select_score, for prompts */
+    WINDOW_ROWS = 8, /* and for windows */
     HEADS_MAX = 64,
     HEADS_STEP = 16,
     CHUNK = 64, /* rows x heads that are in shared memory at a time, twice: 2 x 16 KiB */
@@ -465,10 +466,11 @@ static int batch_rows(const td_cuda_dev *dev, int n_rows, size_t stride)
     return (int)(rounded <= fit ? rounded : even);
 }
 
-/* Rows that share a block's keys: many, but not so many that multiprocessors are left without a block. */
+/* Rows that share a block's keys: many, but not so many that multiprocessors are left without a block. A window's rows
+ * are of several sequences, and a recording's longest context says little about how many blocks will have work. */
 static int block_rows(const td_cuda_dev *dev, int n_rows, unsigned tiles)
 {
-    int rows = n_rows < BLOCK_ROWS ? n_rows : (int)BLOCK_ROWS;
+    int most = n_rows > TD_WINDOW_MAX ? (int)BLOCK_ROWS : (int)WINDOW_ROWS, rows = n_rows < most ? n_rows : most;
     while (rows > 1 && tiles * td_ceil_div((size_t)n_rows, (size_t)rows) < 2 * (unsigned)dev->n_sm)
         rows = (rows + 1) / 2;
     return rows;
