@@ -60,6 +60,12 @@ static unsigned char *part(unsigned char *parts, const rig *r, bool own)
 }
 
 /* Words that differ from each other and from those of the round before: multiples of a random odd number. */
+/* Waiting for the device, as oc_ran() does, would be waiting for an answer that only this thread can give. */
+static void launched(const rig *r, td_status status)
+{
+    oc_expect(r->oc, status == TD_OK, "it is launched");
+}
+
 static void randomise(rig *r, unsigned char *bytes)
 {
     uint64_t *words = (uint64_t *)(void *)bytes, odd = oc_rand(r->oc) | 1;
@@ -93,7 +99,7 @@ static void eager(rig *r)
         randomise(r, part(r->expect, r, true));
         td_dev_upload(r->dev, part((unsigned char *)r->args.partials, r, true), part(r->expect, r, true),
                       r->args.n_bytes);
-        oc_ran(r->oc, TD_OK, r->oc->ops[OC_GPU].gather(r->dev, &r->args));
+        launched(r, r->oc->ops[OC_GPU].gather(r->dev, &r->args));
         heard = answer(r);
         if (!heard) atomic_store((_Atomic uint32_t *)&r->bell->stop, 1);
         back = came_back(r) && back;
@@ -116,7 +122,7 @@ static void recorded(rig *r)
         randomise(r, part(r->expect, r, true));
         td_dev_upload(r->dev, part((unsigned char *)r->args.partials, r, true), part(r->expect, r, true),
                       r->args.n_bytes);
-        oc_ran(r->oc, TD_OK, td_dev_graph_launch(r->dev, graph));
+        launched(r, td_dev_graph_launch(r->dev, graph));
         for (int j = 0; j < RECORDED && heard; j++) heard = answer(r);
         if (!heard) atomic_store((_Atomic uint32_t *)&r->bell->stop, 1);
         back = came_back(r) && back;
@@ -138,7 +144,7 @@ static void unanswered(rig *r)
               "it gives up at its limit");
     start = td_now_ns();
     r->args.limit_ns = 20000000000ll;
-    oc_ran(r->oc, TD_OK, r->oc->ops[OC_GPU].gather(r->dev, &r->args));
+    launched(r, r->oc->ops[OC_GPU].gather(r->dev, &r->args));
     atomic_store((_Atomic uint32_t *)&r->bell->stop, 1);
     oc_ran(r->oc, TD_OK, td_dev_sync(r->dev, &err));
     oc_expect(r->oc, td_now_ns() - start < 1000000000, "a stop ends it");

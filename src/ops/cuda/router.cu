@@ -1,6 +1,6 @@
 /* Routing rows to experts. Logits in fp32 are the shared product's (linear.cu, weight.h); a warp a row picks. A pick is the
  * largest key, and of equal keys the lowest id, so no order of work decides a tie.
- * Many rows: the product, then the picks. Up to 8 rows, all latency: a warp takes one slice of a panel, whose weights are
+ * Many rows: the product, then the picks. One or two, all latency: a warp takes one slice of a panel, whose weights are
  * on their way before the kernel before has ended, and the block that arrives last adds the slices in order and picks. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
@@ -9,7 +9,7 @@
 enum {
     ROWS = 4, /* of a block of k_router_pick; warps of a block of k_router_few */
     PER_LANE = TD_EXPERTS_MAX / 32,
-    FEW_ROWS = 8,
+    FEW_ROWS = 2,  /* with more, picking row by row costs more than a launch */
     FEW_GROUPS = 8 /* of a slice: a lane has all its weights in registers */
 };
 
@@ -22,7 +22,7 @@ typedef struct router_call {
     float *weights;
 } router_call;
 
-/* Up to 8 rows. */
+/* Up to FEW_ROWS rows. */
 typedef struct router_few {
     const uint8_t *w;
     const td_bf16 *x;
