@@ -5,7 +5,7 @@ Predicts what this program will do on two GB10 machines, from what an H200 measu
 
 REPORT_DIR   reports of a build for sm_121 (BUILD/src/ops/cuda, *.cu.o.report): registers, shared memory, spills
 FULL_JSON    `tandem bench full --json` of an H200, or the copy of it that --pack made (docs/data/h200-full.json)
---bench      output of `tandem opcheck --op bench` there: times of decode operations that FULL_JSON does not have
+--bench      output of `tandem opcheck --op bench` there: times of decode operations, taken from recordings
 --page       puts the tables between the markers of PAGE instead of printing them
 --pack       writes what is needed of FULL_JSON and LISTING to OUT
 --spark      prints what `tandem bench full --json` of a GB10 measured beside what was predicted for it
@@ -230,7 +230,10 @@ class Measured:
     def us(self, op, w):
         if op["op"] == "gather":
             return None  # it waits for the other rank: counted as exchanges
-        # a window's own case, if it has operations: bench full spreads 1, 2, 4, ... rows over up to four sequences
+        # Of decode the listing is the better word: its recordings have no start of a call in each time, as bench full's
+        # marks have. Else a window's own case: bench full spreads 1, 2, 4, ... rows over up to four sequences.
+        if not w.chunk and self.bench:
+            return self.decode_us(op, w)
         c = None
         if w.chunk or len(w.segments) == min(w.rows, 4):
             pos = w.segments[0][0]
@@ -453,7 +456,7 @@ def pack(measured, path):
     full = measured.full
     keep = {k: full[k] for k in ("version", "device", "shape", "layers", "world", "dense", "expert_bits", "exchange_us",
                                  "ceilings") if k in full}
-    keep["cases"] = full["cases"]
+    keep["cases"] = [dict(c, ops=[]) if c["kind"] == "decode" and measured.bench else c for c in full["cases"]]
     keep["bench"] = measured.bench
     text = json.dumps(keep, separators=(", ", ": "))
     text = text.replace('{"op"', '\n   {"op"').replace('{"kind"', '\n {"kind"').replace('["', '\n  ["')

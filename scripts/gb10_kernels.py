@@ -16,6 +16,7 @@ ROWS = {1: "up to 8 rows", 2: "9 to 16 rows", 4: "17 to 64 rows"}
 KERNELS = {
     "k_embed": (256, 0, "embedding"),
     "k_hyper_slices": (256, 0, "hyper-connections: sums over slices"),
+    "k_hyper_slices_many": (256, 0, "hyper-connections: sums over slices, more than 8 rows"),
     "k_hyper_finish": (288, 16384, "hyper-connections: a row's finish"),
     "k_linear_few": (256, 0, lambda t: f"product, {FORMATS[t[0]]}, {ROWS[t[1]]}, "
                      f"{t[2]} group{'s' if t[2] > 1 else ''} in flight, {SHAPES[t[3]]}"),
