@@ -156,8 +156,13 @@ static td_status run_gather(stream_dev *dev, job *j)
     uint32_t number = ++a->state[2];
     memcpy(slots + own, parts + own, a->n_bytes);
     atomic_store((_Atomic uint32_t *)&a->bell->rung, number);
-    while ((int32_t)(atomic_load((_Atomic uint32_t *)&a->bell->arrived) - number) < 0)
+    int64_t start = td_now_ns();
+    while ((int32_t)(atomic_load((_Atomic uint32_t *)&a->bell->arrived) - number) < 0) {
         if (atomic_load((_Atomic uint32_t *)&a->bell->stop)) return TD_OK;
+        if (td_now_ns() - start < a->limit_ns) continue;
+        atomic_store((_Atomic uint32_t *)&a->bell->gave_up, number);
+        return TD_OK;
+    }
     memcpy(parts + other, slots + other, a->n_bytes);
     return TD_OK;
 }
