@@ -8,7 +8,11 @@ log=$dir/build.log
 cuda=()
 if [ -n "${2:-}" ]; then cuda=(-DTD_CUDA=ON "-DTD_CUDA_ARCHS=$2"); fi
 mkdir -p "$dir"
-if ! { [ -f "$dir/build.ninja" ] || cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo "${cuda[@]}"; } > "$log" 2>&1; then
+# Configured already, and for these cards if it is a build for cards?
+configured() {
+    [ -f "$dir/build.ninja" ] && { [ -z "${2:-}" ] || grep -q "^TD_CUDA_ARCHS:[A-Z]*=$2\$" "$dir/CMakeCache.txt"; }
+}
+if ! { configured "$@" || cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo "${cuda[@]}"; } > "$log" 2>&1; then
     tail -n 30 "$log" >&2
     exit 1
 fi

@@ -44,6 +44,12 @@ configure_and_build() { # preset
     cmake --preset "$1" && cmake --build --preset "$1" -- -j "$jobs"
 }
 
+# Only where there is a compiler for GPUs: kernels for the GB10 (the H200's come from the same sources), and what runs without one.
+build_cuda() {
+    cmake -S . -B build/sm_121 -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTD_CUDA=ON -DTD_CUDA_ARCHS=121 &&
+        cmake --build build/sm_121 --target tandem td_opcheck td_fake_driver -- -j "$jobs"
+}
+
 # Without the distribution's arm64 libraries only what needs none: the digest of the operations.
 arm64=build/arm64
 build_arm64() {
@@ -66,6 +72,10 @@ if [ $quick = 0 ]; then
     check 'build (clang, warnings are errors)' configure_and_build clang
     check 'build (address and undefined sanitizers)' configure_and_build asan
     run_ctest 'tests with sanitizers' build/asan -j "$jobs" -L 'unit|fuzz|faults' -LE slow
+    if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+        check 'build (CUDA, sm_121)' build_cuda
+        run_ctest 'a CUDA build without a GPU' build/sm_121 -R '^no_gpu$'
+    fi
     check 'build (arm64)' build_arm64
     run_ctest 'arm64 under qemu' $arm64 -j "$jobs" -LE slow
     check 'build (fuzzers)' configure_and_build fuzz
