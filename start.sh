@@ -7,7 +7,7 @@
 # the defaults, so they win:  ./start.sh --max-tokens 512    (tandem serve --help lists them)
 #
 # Settings are environment variables, scripts/local.sh, or lines of .env (first hit wins); scripts/config.sh names them all.
-# The usual ones: PORT, HOST, MODEL, CONTEXT, PARALLEL, THINKING, API_KEY_FILE, RANKS, TRANSPORT, DRY_RUN, FOREGROUND.
+# The usual ones: PORT, HOST, MODEL, CONTEXT, PARALLEL, THINKING, API_KEY_FILE, BACKEND, GPU, RANKS, TRANSPORT, DRY_RUN, FOREGROUND.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" || exit 1
 ROOT=$PWD

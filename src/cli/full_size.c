@@ -95,9 +95,10 @@ static void write_config(td_json_writer *w, bool small, int n_layers)
 td_status td_full_config(td_full_shape shape, int n_layers, td_config *out, td_error *err)
 {
     bool small = shape == TD_SHAPE_SMALL;
-    if (n_layers < 0 || n_layers >= TD_LAYERS_MAX)
-        return td_fail(err, TD_EINVAL, "layers %d: 1 to %d, or 0 for all", n_layers, TD_LAYERS_MAX - 1);
-    if (!n_layers) n_layers = small ? SMALL_LAYERS : REAL_LAYERS;
+    int all = small ? SMALL_LAYERS : REAL_LAYERS;
+    if (n_layers < 0 || n_layers > all)
+        return td_fail(err, TD_EINVAL, "layers %d: 1 to %d, or 0 for all", n_layers, all);
+    if (!n_layers) n_layers = all;
     td_buf text;
     td_buf_init(&text, 0);
     td_json_writer w = { .out = &text };

@@ -449,6 +449,14 @@ static td_status run(serving *s, td_error *err)
     return s->rank == 0 ? serve(s, err) : td_engine_follow(s->engine, err);
 }
 
+/* What can be refused without touching a server that may be running: the settings against the checkpoint, and whether
+ * there is a GPU where one is asked for. Free memory is known only when the other is gone. */
+static td_status check_only(serving *s, td_error *err)
+{
+    td_status status = td_checkpoint_open(td_settings_text(&s->settings, "model"), &s->checkpoint, err);
+    return status ? status : td_serve_shape_of(&s->settings, td_checkpoint_config(s->checkpoint), &s->shape, err);
+}
+
 static int exit_code(const serving *s, td_status status)
 {
     if (status == TD_OK || (status == TD_ECANCELED && atomic_load(&s->stop))) return TD_EXIT_OK;
@@ -514,7 +522,12 @@ int td_cli_serve(int argc, char **argv)
         fprintf(stderr, "tandem serve: %s\n", err.text);
         return TD_EXIT_ARGUMENTS;
     }
-    if (td_settings_flag(&s.settings, "check-args")) return TD_EXIT_OK;
+    if (td_settings_flag(&s.settings, "check-args")) {
+        int checked = exit_code(&s, check_only(&s, &err));
+        if (checked != TD_EXIT_OK) fprintf(stderr, "tandem serve: %s\n", err.text);
+        td_checkpoint_close(s.checkpoint);
+        return checked;
+    }
     td_log_init(level_of(td_settings_text(&s.settings, "log-level")), s.world > 1 ? s.rank : -1);
     td_status status = run(&s, &err);
     int code = exit_code(&s, status);

@@ -10,6 +10,6 @@ td_status td_cpu_gather(td_dev *dev, const td_gather_args *a)
     if (a->bell) return TD_EUNSUPPORTED;
     char *parts = (char *)a->partials;
     memcpy(parts + (size_t)(1 - a->rank) * a->n_bytes, parts + (size_t)a->rank * a->n_bytes, a->n_bytes);
-    if (a->loopback_ns > 0) td_sleep_ns(a->loopback_ns);
+    for (int64_t start = td_now_ns(); td_now_ns() - start < a->loopback_ns;) continue; /* a sleep takes 60 us more */
     return TD_OK;
 }
