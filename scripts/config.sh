@@ -38,12 +38,19 @@ source_local() {
     done
 }
 
-# Compute capabilities of this machine's GPUs as CMake wants them ("90", "121"), when there is also a compiler for them;
-# else nothing, and a word on stderr when only the compiler is missing.
+# Compute capabilities of this machine's GPUs as CMake wants them ("90", "121"), of those that the CUDA operations can be
+# compiled for (sm_90 and newer), when there is also a compiler for them; else nothing, and a word on stderr when a GPU is
+# too old or the compiler is missing.
 cuda_archs() {
-    local found
-    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | grep -E '^[0-9]+$' | sort -u | paste -sd ';')
+    local found usable
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | grep -E '^[0-9]+$' | sort -u)
     [ -n "$found" ] || return 0
+    usable=$(awk '$1 >= 90' <<<"$found")
+    if [ -z "$usable" ]; then
+        echo "note: the GPU here is older than sm_90, which the CUDA operations need: building for the CPU" >&2
+        return 0
+    fi
+    found=$(paste -sd ';' <<<"$usable")
     if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
         printf '%s\n' "$found"
     else

@@ -64,6 +64,10 @@ out=$(PATH="$WORK/gpu:$PATH" BUILD_DIR='' GPU=0,1 DRY_RUN=1 ./start.sh 2>&1)
 contains 'GPU: a build with CUDA' "$out" 'build/cuda/src/cli/tandem'
 contains 'GPU: rank 0' "$(grep '^rank 0' <<<"$out")" '--gpu 0\,1 '
 contains 'GPU: rank 1' "$(grep '^rank 1' <<<"$out")" '--gpu 0\,1 '
+printf '#!/bin/sh\necho 8.9\n' > "$WORK/gpu/nvidia-smi"
+out=$(PATH="$WORK/gpu:$PATH" BUILD_DIR='' DRY_RUN=1 ./start.sh 2>&1)
+contains 'GPU: too old to build for' "$out" 'older than sm_90'
+contains 'GPU: too old, so the CPU' "$out" 'build/cpu/src/cli/tandem'
 out=$(PATH="$WORK/gpu:$PATH" BACKEND=cpu BUILD_DIR='' DRY_RUN=1 ./start.sh 2>&1)
 contains 'GPU: BACKEND=cpu' "$out" 'build/cpu/src/cli/tandem'
 out=$(GPU=0,x DRY_RUN=1 ./start.sh 2>&1)
