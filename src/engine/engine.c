@@ -191,7 +191,8 @@ static void *run(void *arg)
 {
     td_engine *engine = arg;
     td_error err = { .status = TD_OK };
-    while (!stopping(engine)) {
+    td_status status = td_dev_sync(td_model_dev(engine->model), &err); /* a GPU is also this thread's from here on */
+    while (!status && !stopping(engine)) {
         if (!td_engine_plan(engine)) {
             if (wait_for_work(engine, &err)) break;
             continue;
