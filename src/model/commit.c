@@ -38,7 +38,8 @@ td_status td_model_commit(td_model *m, const int *keep, td_error *err)
         m->window.host.keep[i] = keep[i];
         partly |= keep[i] > 0 && keep[i] < m->window.host.segments[i].n_rows;
     }
-    if (partly) TD_TRY(td_model_window_send(m, &m->window));
+    td_status sent = partly ? td_model_window_send(m, &m->window) : TD_OK;
+    if (sent) return td_fail(err, sent, "commit: %s", td_status_text(sent));
     for (int i = 0; partly && i < m->n_loaded; i++) {
         if (m->layers[i].is_dsa) continue;
         td_status status = replay(m, &m->layers[i].kda);

@@ -87,6 +87,9 @@ static td_status hear(td_model *m, uint32_t number, td_error *err)
 static td_status answer(td_model *m, uint32_t leave, td_error *err)
 {
     td_status status = TD_OK;
+    if (load(&m->bell->stop))
+        return td_fail(err, TD_EPEER, "gather %u: an earlier forward failed, gathers do not wait any more",
+                       m->answered + 1);
     while (m->asked - m->answered > leave && !status) {
         uint32_t number = m->answered + 1;
         status = hear(m, number, err);
@@ -108,6 +111,14 @@ td_status td_model_answer(td_model *m, int n_gathers, int n_rows, td_error *err)
 td_status td_model_settle(td_model *m, td_error *err)
 {
     return td_model_answer(m, 0, m->asked_rows, err);
+}
+
+td_status td_model_gathered(const td_model *m, td_error *err)
+{
+    uint32_t number = m->bell ? load(&m->bell->gave_up) : 0;
+    if (!number) return TD_OK;
+    return td_fail(err, TD_ECUDA, "gather %u: the GPU went on without the other rank's part after %d s", number,
+                   (int)(DEVICE_NS / 1000000000));
 }
 
 /* ---- the model's part ---- */

@@ -211,11 +211,13 @@ td_status td_model_moe_block(td_model *m, const td_model_moe *moe, int n_rows);
 float *td_model_partial(const td_model *m, int own, int n_rows); /* [n_rows][dim] of an own shard */
 
 /* exchange.c: partials of the other rank into m->s.partials. On a device the host's part follows: answer is for
- * recordings with n_gathers of n_rows, settle for what is still to be answered; after a failure abandon lets the device
- * run out. share_link takes what the plan says from the link. */
+ * recordings with n_gathers of n_rows, settle for what is still to be answered, gathered (after td_dev_sync) says whether
+ * the device waited for every answer; after a failure abandon lets the device run out, and nothing is answered any more.
+ * share_link takes what the plan says from the link. */
 td_status td_model_exchange(td_model *m, int n_rows, td_error *err);
 td_status td_model_answer(td_model *m, int n_gathers, int n_rows, td_error *err);
 td_status td_model_settle(td_model *m, td_error *err);
+td_status td_model_gathered(const td_model *m, td_error *err);
 void td_model_abandon(td_model *m);
 bool td_model_gathers_on_device(const td_model *m);
 size_t td_model_gather_bytes(const td_model *m);

@@ -18,7 +18,9 @@ static td_status build(td_model *m, const td_checkpoint *ck, td_progress_fn *pro
     td_arena_init_fixed(&shared, m->shared, plan.shared_bytes);
     TD_TRY(td_model_layout(m, ck, &mem, &shared, err));
     td_check(memcmp(&plan, &m->plan, sizeof plan) == 0);
-    if (m->gather_state) TD_TRY(td_dev_fill(m->dev, m->gather_state, 0, 4 * sizeof *m->gather_state));
+    size_t state_bytes = m->gather_state ? 4 * sizeof *m->gather_state : 0;
+    td_status status = td_dev_fill(m->dev, m->gather_state, 0, state_bytes);
+    if (status) return td_fail(err, status, "model: counters of gathers: %s", td_status_text(status));
     return td_model_load(m, ck, progress, user, err);
 }
 

@@ -115,6 +115,7 @@ td_status td_model_mtp(td_model *m, const td_mtp_args *args, td_error *err)
     if (status) td_model_abandon(m);
     if (status && err && !err->status) return td_fail(err, status, "MTP layer: %s", td_status_text(status));
     if (!status) status = td_dev_sync(m->dev, err);
+    if (!status) status = td_model_gathered(m, err);
     if (!status && args->y) td_act_to_f32(m->dev, args->y, m->s.n, (size_t)args->n_rows * (size_t)m->config.hidden);
     return status;
 }

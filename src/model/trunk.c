@@ -230,10 +230,12 @@ td_status td_model_forward(td_model *m, const td_batch *batch, td_error *err)
     m->n_logits = 0;
     bool recorded = td_model_graph_serves(m, &m->window);
     td_status status = td_model_blocks_send(m);
+    if (status) status = td_fail(err, status, "block tables: %s", td_status_text(status));
     if (!status) status = recorded ? td_model_graph_run(m, &m->window, err) : td_model_trunk(m, &m->window, err);
     if (!status) status = td_model_settle(m, err);
     if (status) td_model_abandon(m);
     if (!status) status = td_dev_sync(m->dev, err);
+    if (!status) status = td_model_gathered(m, err);
     if (status) return status;
     m->have_window = true;
     m->committed = false;

@@ -5,6 +5,7 @@
  * in one window, then one row at a time. The checkpoints are small and random (tiny_checkpoint.h); selection is sparse
  * from position 35 on. */
 #include "base/clock.h"
+#include "model/internal.h"
 #include "model_support.h"
 #include "stream_device.h"
 #include "tiny_checkpoint.h"
@@ -438,6 +439,19 @@ static void test_mtp_resume(void **state)
 
 /* ---- two ranks ---- */
 
+/* A gather that the device did not wait for, and a model that was given up: neither may pass for a forward. */
+static td_status expect_refusals(rows_state *s, td_rig *rig)
+{
+    td_error err;
+    rig->model->bell->gave_up = 7;
+    td_status status = td_rig_run(rig, 0, s->ids, 1, false, true, &err);
+    if (status != TD_ECUDA || !strstr(err.text, "gather 7: the GPU went on")) return TD_EINVAL;
+    rig->model->bell->gave_up = 0;
+    td_model_abandon(rig->model);
+    status = td_rig_run(rig, 0, s->ids, 1, false, true, &err);
+    return status == TD_EPEER && strstr(err.text, "an earlier forward failed") ? TD_OK : TD_EINVAL;
+}
+
 /* One rank's half of every row, compared with the same columns of the one-rank run. die_at: the row before which rank 1
  * vanishes; TOTAL: it does not. */
 static td_status run_rank(rows_state *s, int rank, int port, const char *transport, int die_at, td_error *err)
@@ -469,6 +483,8 @@ static td_status run_rank(rows_state *s, int rank, int port, const char *transpo
                 status = td_fail(err, TD_EINVAL, "rank %d, row %d, token %d: %.9g, expected %.9g", rank, row, i,
                                  (double)s->got[at], (double)s->expected[at]);
         }
+    if (!status && s->stream && expect_refusals(s, &rig))
+        status = td_fail(err, TD_EINVAL, "rank %d: a forward that failed passed", rank);
     td_link_announce_stop(rig.link);
     td_rig_close(&rig);
     return status;
