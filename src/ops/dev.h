@@ -80,9 +80,9 @@ td_act *td_act_at(const td_dev *dev, const td_act *base, size_t i);
  *   td_dev_copy        between memory that the device sees, in order; what it reads must stay until it has run
  *   td_dev_sync        waits, and reports the first failure since creation: such a device is lost
  *   td_dev_idle        the same without waiting: *idle says whether everything enqueued is done
- *   td_dev_host_register   makes memory that others gave (the link's region, whole pages) host_alloc's kind; it keeps
- * its address. unregister it before it is unmapped n_bytes of free and host_free are those of the allocation; NULL
- * memory is allowed. */
+ *   td_dev_host_register  makes memory that others gave (the link's region, whole pages) host_alloc's kind, at the
+ *                      address it has; unregister it before it is unmapped
+ * n_bytes of free and host_free are those of the allocation; NULL memory is allowed. */
 td_status td_dev_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err);
 void td_dev_free(td_dev *dev, void *memory, size_t n_bytes);
 td_status td_dev_host_alloc(td_dev *dev, size_t n_bytes, void **out, td_error *err);

@@ -187,15 +187,18 @@ static td_status cuda_capture_begin(td_dev *base)
 static td_status cuda_capture_end(td_dev *base, td_graph **out, td_error *err)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_graph made = { NULL, NULL };
+    td_status status = td_cuda_done(dev, cudaStreamEndCapture(dev->stream, &made.graph), "recording");
+    if (status == TD_OK) status = td_cuda_done(dev, cudaGraphInstantiate(&made.exec, made.graph, 0), "recording");
     td_graph *graph = (td_graph *)calloc(1, sizeof *graph);
-    if (!graph) return td_fail(err, TD_ENOMEM, "GPU %d: no memory for a graph", dev->index);
-    td_status status = td_cuda_done(dev, cudaStreamEndCapture(dev->stream, &graph->graph), "recording");
-    if (status == TD_OK) status = td_cuda_done(dev, cudaGraphInstantiate(&graph->exec, graph->graph, 0), "recording");
-    if (status != TD_OK) {
-        if (graph->graph) cudaGraphDestroy(graph->graph);
+    if (status != TD_OK || !graph) {
+        if (made.exec) cudaGraphExecDestroy(made.exec);
+        if (made.graph) cudaGraphDestroy(made.graph);
         free(graph);
-        return report(dev, err);
+        return status != TD_OK ? report(dev, err)
+                               : td_fail(err, TD_ENOMEM, "GPU %d: no memory for a graph", dev->index);
     }
+    *graph = made;
     *out = graph;
     return TD_OK;
 }
