@@ -84,6 +84,7 @@ static td_status check_logits(const td_full_rig *rig, const td_full_case *c, td_
 {
     int columns = td_model_vocab_shard(rig->model), n_rows = td_model_n_logits(rig->model);
     const float *logits = td_model_logits(rig->model, 0);
+    if (!logits) return td_fail(err, TD_ENOMEM, "%d rows at %d: no memory for their logits", c->n_rows, c->pos);
     for (int r = 0; r < n_rows; r++)
         for (int i = 0; i < columns && i < rig->config.vocab_size; i++)
             if (!isfinite(logits[(size_t)r * (size_t)columns + (size_t)i]))

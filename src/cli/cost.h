@@ -17,7 +17,7 @@ typedef struct td_cost {
     double bytes, flops;
 } td_cost;
 
-/* --- one call of an operation; a->ids of experts: memory that the host reads --- */
+/* --- one call of an operation; ids of experts, keep of a replay: memory that the host reads --- */
 td_cost td_cost_embed(const td_dev *dev, const td_embed_args *a);
 td_cost td_cost_hyper(const td_dev *dev, const td_hyper_args *a);
 td_cost td_cost_rmsnorm(const td_dev *dev, const td_rmsnorm_args *a);

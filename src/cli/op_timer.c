@@ -113,7 +113,9 @@ static td_status timed_kda_replay(td_dev *dev, const td_kda_replay_args *a)
     td_status status = timing->real.kda_replay(dev, a);
     int64_t end = moment();
     snprintf(shape, sizeof shape, "%d heads", a->n_heads);
-    return note("kda_replay", shape, td_cost_kda_replay(dev, a), start, end, status);
+    td_cost cost = { 0 };
+    if (td_dev_backend(dev) == TD_CPU) cost = td_cost_kda_replay(dev, a); /* else `keep` is the device's */
+    return note("kda_replay", shape, cost, start, end, status);
 }
 
 static td_status timed_dsa_store(td_dev *dev, const td_dsa_store_args *a)
