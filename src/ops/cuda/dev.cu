@@ -76,8 +76,12 @@ static td_status cuda_host_alloc(td_dev *base, size_t n_bytes, void **out, td_er
     cudaError_t error = cudaHostAlloc(&memory, n_bytes ? n_bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable);
     if (error != cudaSuccess) {
         cudaGetLastError();
-        return td_fail(err, TD_ENOMEM, "GPU %d: %zu bytes of pinned host memory: %s", td_cuda(base)->index, n_bytes,
-                       cudaGetErrorString(error));
+        if (error != cudaErrorMemoryAllocation) {
+            td_cuda_done(td_cuda(base), error, "allocating pinned memory");
+            return report(td_cuda(base), err);
+        }
+        return td_fail(err, TD_ENOMEM, "GPU %d: %zu bytes of pinned host memory are not to be had",
+                       td_cuda(base)->index, n_bytes);
     }
     memset(memory, 0, n_bytes);
     *out = memory;
