@@ -251,7 +251,10 @@ const td_setting td_serve_settings[] = {
       .value = "GIB",
       .help = "memory left alone when deciding what fits" },
 
-    { .name = "check-args", .kind = TD_SETTING_FLAG, .group = "Other", .help = "check settings, checkpoint and GPU, then end" },
+    { .name = "check-args",
+      .kind = TD_SETTING_FLAG,
+      .group = "Other",
+      .help = "check settings, checkpoint and GPU, then end" },
     { .name = "check-layers",
       .kind = TD_SETTING_FLAG,
       .help = "debug: compare the ranks after every layer",

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "ops/sample_math.h"
 #include "engine/sampler.h"
+#include "ops/sample_math.h"
 
 enum { VOCAB = 3000, BIG = 120000, ALL = 1 << 30 };
 
