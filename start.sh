@@ -74,6 +74,7 @@ fail() {
 
 build() {
     step 1 Setup
+    [ -z "$CUDA_NOTE" ] || echo "  $CUDA_NOTE"
     [ "$DRY_RUN" = 1 ] && return
     local missing=()
     mapfile -t missing < <(scripts/packages.sh build --missing)

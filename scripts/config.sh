@@ -38,23 +38,19 @@ source_local() {
     done
 }
 
-# Compute capabilities of this machine's GPUs as CMake wants them ("90", "121"), of those that the CUDA operations can be
-# compiled for (sm_90 and newer), when there is also a compiler for them; else nothing, and a word on stderr when a GPU is
-# too old or the compiler is missing.
-cuda_archs() {
+# CUDA_ARCHS: compute capabilities of this machine's GPUs as CMake wants them ("90", "121"), when the kernels run on them and
+# there is a compiler for them; else empty. CUDA_NOTE: why a GPU that is here is not built for.
+find_cuda() {
     local found usable
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | grep -E '^[0-9]+$' | sort -u)
     [ -n "$found" ] || return 0
-    usable=$(awk '$1 >= 90' <<<"$found")
+    usable=$(awk '$1 >= 90' <<<"$found" | paste -sd ';')
     if [ -z "$usable" ]; then
-        echo "note: the GPU here is older than sm_90, which the CUDA operations need: building for the CPU" >&2
-        return 0
-    fi
-    found=$(paste -sd ';' <<<"$usable")
-    if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-        printf '%s\n' "$found"
+        CUDA_NOTE='note: the GPU here is older than sm_90, which the CUDA operations need: building for the CPU'
+    elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+        CUDA_ARCHS=$usable
     else
-        echo "note: a GPU is here, but no nvcc to build for it (CUDA toolkit 13): building for the CPU" >&2
+        CUDA_NOTE='note: a GPU is here, but no nvcc to build for it (CUDA toolkit 13): building for the CPU'
     fi
 }
 
@@ -98,8 +94,9 @@ load_settings() {
     : "${PEER_TIMEOUT_S:=120}"
     : "${FOREGROUND:=0}"                         # 1: stay attached, end with rank 0's exit code
     : "${DRY_RUN:=0}"                            # 1: print the commands, change nothing
-    CUDA_ARCHS=
-    if [ "$BACKEND" != cpu ]; then CUDA_ARCHS=$(cuda_archs); fi
+    # shellcheck disable=SC2034 # start.sh reads it
+    CUDA_ARCHS='' CUDA_NOTE=''
+    if [ "$BACKEND" != cpu ]; then find_cuda; fi
     if [ -n "$CUDA_ARCHS" ]; then : "${BUILD_DIR:=$ROOT/build/cuda}"; else : "${BUILD_DIR:=$ROOT/build/cpu}"; fi
 }
 
