@@ -10,7 +10,7 @@ H200 = dict(sm=132, ghz=1.755, registers=65536, shared=228 * 1024, block_shared=
 TILES = {0: 98304, 1: 86016, 2: 98304}  # k_linear_many: stages of bf16, q4, fp8
 FORMATS, KINDS = ["bf16", "q4", "fp8"], ["4-bit mcg", "other EXL3", "plain"]
 SHAPES = ["any shape", "full groups", "equal slices"]
-FEW = {16: "1 or 2", 8: "3 to 8"}
+FEW = {16: "one row", 8: "2 to 8 rows"}
 ROWS = {1: "up to 8 rows", 2: "9 to 16 rows", 4: "17 to 64 rows"}
 # base name: threads, dynamic shared memory, what for; threads and memory may be functions of the template's numbers
 KERNELS = {
@@ -36,11 +36,11 @@ KERNELS = {
     "k_attend_partial": (512, 83968, "attention of windows: 64 tokens"),
     "k_attend_merge": (256, 0, "attention of windows: merge"),
     "k_attend_prompt": (512, 83968, "attention of prompts"),
-    "k_router_few": (128, 0, "router, up to 8 rows"),
+    "k_router_few": (128, 0, "router, one or two rows"),
     "k_router_pick": (128, 0, "router, more rows: choice"),
     "k_swiglu": (256, 0, "SwiGLU of dense and shared experts"),
-    "k_experts_few_in": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]} rows: gate, up"),
-    "k_experts_few_out": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]} rows: down, sum"),
+    "k_experts_few_in": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]}: gate, up"),
+    "k_experts_few_out": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]}: down, sum"),
     "k_experts_group": (1024, 0, "experts: picks by expert"),
     "k_experts_inputs": (256, 0, "experts: rotated inputs"),
     "k_experts_few": (256, 0, lambda t: f"experts, {KINDS[t[0]]}, items of {8 * t[1]}"),

@@ -6,7 +6,7 @@
  *        outputs of a row adds the row's picks in their own order, then the shared expert
  * Every number comes from the operations that experts.cu and experts_product.cu do, in their order; who arrives last
  * decides where it is computed, not what. z, mid and out are stored by pick.
- * One or two rows: blocks of 16 warps and more than 64 registers, of which a multiprocessor holds one, so they spread
+ * One row: blocks of 16 warps and more than 64 registers, of which a multiprocessor holds one, so they spread
  * even when they are set up early; down's first words are then on their way before gate and up have ended. More rows:
  * blocks of 8 warps, three a multiprocessor, which start on an idle chip (td_launch_spread(): few, long blocks). */
 #include "ops/cuda/experts_rotate.h"
