@@ -536,9 +536,61 @@ static void bench_sample(bench *b, int rows, int n)
     give_back(b);
 }
 
-void oc_bench(oc_ctx *oc)
+static void bench_linears(bench *b)
 {
     static const int few[] = { 1, 2, 4, 8, 16, 32, 64, 2048 }, head[] = { 1, 8, 32 };
+    bench_linear(b, "linear q4 [12576][4096]", TD_W_Q4, 12576, 4096, few, 8);
+    bench_linear(b, "linear q4 [4096][4096]", TD_W_Q4, 4096, 4096, few, 8);
+    bench_linear(b, "linear q4 [4096][1024]", TD_W_Q4, 4096, 1024, few, 4);
+    bench_linear(b, "linear bf16 [4096][4096]", TD_W_BF16, 4096, 4096, few, 8);
+    bench_linear(b, "linear fp8 [77440][4096]", TD_W_FP8, 77440, 4096, head, 3);
+}
+
+static void bench_kdas(bench *b)
+{
+    for (int i = 0; i < 4; i++) bench_kda(b, 1 << (2 * i), false);
+    bench_kda(b, 2048, true);
+}
+
+static void bench_selects(bench *b)
+{
+    static const int rows[] = { 1, 8, 2048 };
+    for (int i = 0; i < 3; i++)
+        for (int64_t context = 8192; context <= 1 << 20; context = context == 8192 ? 131072 : 8 * context)
+            bench_dsa(b, rows[i], context, false);
+}
+
+static void bench_attends(bench *b)
+{
+    static const int rows[] = { 1, 8, 2048 };
+    for (int i = 0; i < 3; i++) bench_dsa(b, rows[i], 131072, true);
+}
+
+static void bench_all_rows(bench *b)
+{
+    bench_rows(b, 1);
+    bench_rows(b, 8);
+    bench_rows(b, 2048);
+}
+
+static void bench_samples(bench *b)
+{
+    for (int rows = 1; rows <= 64; rows *= 8) {
+        bench_sample(b, rows, 64);
+        bench_sample(b, rows, 1024);
+        bench_sample(b, rows, 0);
+    }
+    bench_sample(b, 1, 77440);
+}
+
+void oc_bench(oc_ctx *oc)
+{
+    static const struct {
+        const char *name;
+        void (*run)(bench *b);
+    } groups[] = { { "linear", bench_linears }, { "experts", bench_experts }, { "kda", bench_kdas },
+                   { "select", bench_selects }, { "attend", bench_attends },  { "rows", bench_all_rows },
+                   { "sample", bench_samples } };
     bench b = { .oc = oc, .dev = oc->dev[OC_GPU], .ops = &oc->ops[OC_GPU] };
     uint64_t *bits = (uint64_t *)malloc(NOISE);
     for (size_t i = 0; i < NOISE / 8; i++) bits[i] = oc_rand(oc);
@@ -546,28 +598,7 @@ void oc_bench(oc_ctx *oc)
     b.n_memory = 0; /* kept to the end */
     free(bits);
     bench_copy(&b);
-    bench_linear(&b, "linear q4 [12576][4096]", TD_W_Q4, 12576, 4096, few, 8);
-    bench_linear(&b, "linear q4 [4096][4096]", TD_W_Q4, 4096, 4096, few, 8);
-    bench_linear(&b, "linear q4 [4096][1024]", TD_W_Q4, 4096, 1024, few, 4);
-    bench_linear(&b, "linear bf16 [4096][4096]", TD_W_BF16, 4096, 4096, few, 8);
-    bench_linear(&b, "linear fp8 [77440][4096]", TD_W_FP8, 77440, 4096, head, 3);
-    bench_experts(&b);
-    for (int i = 0; i < 4; i++) bench_kda(&b, 1 << (2 * i), false);
-    bench_kda(&b, 2048, true);
-    for (int i = 0; i < 3; i++) {
-        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 8192, false);
-        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 131072, false);
-        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 1 << 20, false);
-        bench_dsa(&b, i == 0 ? 1 : i == 1 ? 8 : 2048, 131072, true);
-    }
-    bench_rows(&b, 1);
-    bench_rows(&b, 8);
-    bench_rows(&b, 2048);
-    for (int rows = 1; rows <= 64; rows *= 8) {
-        bench_sample(&b, rows, 64);
-        bench_sample(&b, rows, 1024);
-        bench_sample(&b, rows, 0);
-    }
-    bench_sample(&b, 1, 77440);
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
+        if (strcmp(oc->bench, "all") == 0 || strcmp(oc->bench, groups[i].name) == 0) groups[i].run(&b);
     td_dev_free(b.dev, b.noise, NOISE);
 }

@@ -58,6 +58,12 @@ static const td_setting table[] = {
     { .name = "json", .kind = TD_SETTING_FLAG, .help = "one JSON object with every check" },
     { .name = "verbose", .kind = TD_SETTING_FLAG, .help = "name each case on stderr before it runs" },
     { .name = "once", .kind = TD_SETTING_FLAG, .help = "benchmarks run their operation once: for a profiler" },
+    { .name = "bench",
+      .kind = TD_SETTING_CHOICE,
+      .fallback = "all",
+      .choices = "all|linear|experts|kda|select|attend|rows|sample",
+      .value = "GROUP",
+      .help = "with --op bench: this group of benchmarks alone" },
     { .name = "list", .kind = TD_SETTING_FLAG, .help = "print the operations' names" },
 };
 enum { N_SETTINGS = sizeof table / sizeof *table };
@@ -148,6 +154,7 @@ int td_cli_opcheck(int argc, char **argv)
     oc.json = td_settings_flag(&settings, "json");
     oc.verbose = td_settings_flag(&settings, "verbose");
     oc.once = td_settings_flag(&settings, "once");
+    oc.bench = td_settings_text(&settings, "bench");
     oc.gpu_index = (int)td_settings_int(&settings, "gpu");
     oc.model_dir = td_settings_text(&settings, "model");
     td_gpu gpu;

@@ -46,7 +46,8 @@ typedef struct oc_ctx {
     uint64_t seed, first_seed;
     bool demo, real; /* which shapes */
     bool json, verbose;
-    bool once; /* benchmarks run their operation once: for a profiler */
+    bool once;         /* benchmarks run their operation once: for a profiler */
+    const char *bench; /* the group of benchmarks, or "all" */
     const char *op;
     char what[160]; /* the case */
     oc_buf *bufs[OC_BUFFERS_MAX];
