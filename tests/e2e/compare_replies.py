@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Asks two running servers the same questions and compares the replies token by token.
 
-    compare_replies.py URL_A URL_B [N]     N questions (300) of the kinds that the demo model answers, greedily
+    compare_replies.py URL_A URL_B [N]         N questions (300) of the kinds that the demo model answers, greedily
+    compare_replies.py URL_A URL_B FILE.json   conversations: a list of [messages, reasoning effort]
 
 For replies that part, prints where, and how far apart B's two best tokens were there (natural log): a gap near zero is a near
 tie that rounding decides, a wide one is a difference to look into. Exit code 1 when fewer than 97 % are equal.
@@ -30,8 +31,8 @@ def question(r, kind):
     ][kind]()
 
 
-def ask(url, text, effort):
-    body = json.dumps({"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 120, "reasoning_effort": effort,
+def ask(url, messages, effort):
+    body = json.dumps({"messages": messages, "temperature": 0, "max_tokens": 120, "reasoning_effort": effort,
                        "logprobs": True, "top_logprobs": 2}).encode()
     reply = json.load(urllib.request.urlopen(urllib.request.Request(url + "/v1/chat/completions", body), timeout=300))
     return reply["tandem"]["token_sha"], reply["choices"][0]["logprobs"]["content"]
@@ -39,9 +40,14 @@ def ask(url, text, effort):
 
 def main():
     a, b = sys.argv[1:3]
-    n = int(sys.argv[3]) if len(sys.argv) > 3 else 300
+    what = sys.argv[3] if len(sys.argv) > 3 else "300"
     r = random.Random(5)
-    jobs = [(question(r, i % 7), r.choice(["none", "low", "high", "max"])) for i in range(n)]
+    if what.endswith(".json"):
+        with open(what, encoding="utf-8") as file:
+            jobs = json.load(file)
+    else:
+        jobs = [([{"role": "user", "content": question(r, i % 7)}], r.choice(["none", "low", "high", "max"])) for i in range(int(what))]
+    n = len(jobs)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         of_a, of_b = (list(pool.map(lambda job, url=url: ask(url, *job), jobs)) for url in (a, b))
     equal = wide = 0
