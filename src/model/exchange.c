@@ -15,10 +15,10 @@
 #define SPIN_NS     200000   /* a decode window's next bell comes within this */
 #define YIELD_NS    20000000 /* a prompt's; afterwards the core is given away */
 #define SLEEP_NS    50000
-#define LOOK_NS     1000000        /* between two looks at device and peer */
-#define HANG_NS     60000000000ll  /* no block of a model takes this long */
-#define DEVICE_NS   900000000000ll /* the device's own limit: longer than any of the link's */
-#define WAITING_MAX 1              /* gathers in the stream while the host enqueues more: a launch queue is finite */
+#define LOOK_NS     1000000            /* between two looks at device and peer */
+#define HANG_NS     TD_DEV_PATIENCE_NS /* no block of a model takes this long */
+#define DEVICE_NS   900000000000ll     /* the device's own limit: longer than any of the link's */
+#define WAITING_MAX 1 /* gathers in the stream while the host enqueues more: a launch queue is finite */
 
 bool td_model_gathers_on_device(const td_model *m)
 {

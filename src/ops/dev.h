@@ -43,7 +43,10 @@ typedef struct td_dev_limits {
     int index_heads, index_topk;
     int vocab_shard;        /* columns of a shard's logits; 0: this device does not sample */
     int64_t context_tokens; /* longest sequence: bounds the pools that are scored */
+    int64_t patience_ns;    /* a GPU that does not come to an end for so long is hung; 0: TD_DEV_PATIENCE_NS */
 } td_dev_limits;
+
+#define TD_DEV_PATIENCE_NS 30000000000ll /* nothing that is enqueued between two waits takes a tenth of it */
 
 typedef struct td_dev td_dev;
 
@@ -78,7 +81,9 @@ td_act *td_act_at(const td_dev *dev, const td_act *base, size_t i);
  *   td_dev_upload      in order with the operations; src may be reused on return
  *   td_dev_download    waits for everything enqueued before; dst is filled on return (TD_ECUDA when anything failed)
  *   td_dev_copy        between memory that the device sees, in order; what it reads must stay until it has run
- *   td_dev_sync        waits, and reports the first failure since creation: such a device is lost
+ *   td_dev_sync        waits, and reports the first failure since creation: such a device is lost. A GPU that has not
+ *                      ended after the limits' patience has failed too (TD_ECUDA), in every call that waits; what it
+ *                      holds is then left to the end of the process, because giving it back would wait as well
  *   td_dev_idle        the same without waiting: *idle says whether everything enqueued is done
  *   td_dev_host_register  makes memory that others gave (the link's region, whole pages) host_alloc's kind, at the
  *                      address it has; unregister it before it is unmapped

@@ -84,3 +84,12 @@ td_status td_gpu_failed(int index, const char *op, int code, const char *text, t
                    "sudo dmesg | grep Xid",
                    index, op, text, code);
 }
+
+td_status td_gpu_hung(int index, const char *op, int seconds, td_error *err)
+{
+    return td_fail(
+        err, TD_ECUDA,
+        "GPU %d hangs: %s: what it was given has not ended for %d s; it is taken for lost, and ends with this "
+        "process. If nvidia-smi still shows the process, kill it",
+        index, op, seconds);
+}

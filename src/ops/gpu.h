@@ -72,5 +72,8 @@ td_status td_gpu_no_start(int index, int code, const char *text, td_error *err);
  * process says so, and where the driver's own account stands. TD_ECUDA; TD_ENOMEM: there was no memory for it. */
 td_status td_gpu_failed(int index, const char *op, int code, const char *text, td_error *err);
 
+/* It has run for `seconds` without coming to an end, while the host did `op`. TD_ECUDA. */
+td_status td_gpu_hung(int index, const char *op, int seconds, td_error *err);
+
 TD_END_C
 #endif

@@ -20,7 +20,7 @@ static const struct op {
     { "graphs", oc_graphs, false }, { "gather", oc_gather, false },
     { "model", oc_model, false },   { "sample_math", oc_sample_math, false },
     { "sample", oc_sample, false }, { "random", oc_random, false },
-    { "bench", oc_bench, true },
+    { "bench", oc_bench, true },    { "hang", oc_hang, true },
 };
 enum { N_OPS = sizeof ops / sizeof *ops };
 
@@ -29,7 +29,7 @@ static const td_setting table[] = {
       .kind = TD_SETTING_LIST,
       .min = 1,
       .value = "NAME",
-      .help = "only this operation; may be given several times; 'bench' runs only when it is named" },
+      .help = "only this operation; may be given several times; 'bench' and 'hang' run only when they are named" },
     { .name = "shapes",
       .kind = TD_SETTING_CHOICE,
       .fallback = "all",
@@ -68,7 +68,7 @@ static const td_setting table[] = {
 };
 enum { N_SETTINGS = sizeof table / sizeof *table };
 
-static td_status make_devices(oc_ctx *oc, int gpu, td_error *err)
+static td_status make_devices(oc_ctx *oc, int gpu, int64_t patience_ns, td_error *err)
 {
     td_dev_limits limits = { .rows = 2112,
                              .dim = oc->real ? 4096 : 512,
@@ -79,7 +79,8 @@ static td_status make_devices(oc_ctx *oc, int gpu, td_error *err)
                              .index_heads = 32,
                              .index_topk = 2048,
                              .vocab_shard = 77440,
-                             .context_tokens = 1 << 20 };
+                             .context_tokens = 1 << 20,
+                             .patience_ns = patience_ns };
     td_status status = td_dev_create_cpu(&limits, 0, false, &oc->dev[OC_CPU], err);
     if (status == TD_OK) status = td_dev_create_cuda(&limits, gpu, &oc->dev[OC_GPU], err);
     for (int side = 0; status == TD_OK && side < OC_SIDES; side++) td_ops_init(&oc->ops[side], oc->dev[side]);
@@ -160,7 +161,8 @@ int td_cli_opcheck(int argc, char **argv)
     td_gpu gpu;
     status = td_gpu_query(oc.gpu_index, &gpu, &err);
     oc.gpu = gpu.name;
-    if (status == TD_OK) status = make_devices(&oc, oc.gpu_index, &err);
+    int64_t patience_ns = chosen[N_OPS - 1] ? OC_HANG_PATIENCE_MS * 1000000ll : 0; /* 'hang' is the last */
+    if (status == TD_OK) status = make_devices(&oc, oc.gpu_index, patience_ns, &err);
     int code = status == TD_OK ? run(&oc, chosen) : fail(status, &err);
     td_dev_destroy(oc.dev[OC_GPU]);
     td_dev_destroy(oc.dev[OC_CPU]);

@@ -16,7 +16,7 @@
 #include <stdarg.h>
 
 enum { OC_CPU, OC_GPU, OC_SIDES };
-enum { OC_BUFFERS_MAX = 512 };
+enum { OC_BUFFERS_MAX = 512, OC_HANG_PATIENCE_MS = 1000 };
 
 /* The same memory on both devices. */
 typedef struct oc_buf {
@@ -80,6 +80,7 @@ void oc_attend(oc_ctx *oc);
 void oc_experts(oc_ctx *oc);
 void oc_graphs(oc_ctx *oc);
 void oc_gather(oc_ctx *oc);
+void oc_hang(oc_ctx *oc);
 void oc_model(oc_ctx *oc);
 void oc_sample_math(oc_ctx *oc);
 void oc_sample(oc_ctx *oc);

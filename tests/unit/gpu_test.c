@@ -93,6 +93,8 @@ static void test_failed(void **state)
     assert_string_equal(err.text, "GPU 0: linear: invalid argument (error 1)"); /* ours, no Xid to look for */
     assert_int_equal(td_gpu_failed(0, "recording", TD_GPU_NO_MEMORY, "out of memory", &err), TD_ENOMEM);
     assert_string_equal(err.text, "GPU 0: recording: out of memory");
+    assert_int_equal(td_gpu_hung(0, "download", 30, &err), TD_ECUDA);
+    assert_non_null(strstr(err.text, "GPU 0 hangs: download: what it was given has not ended for 30 s"));
 }
 
 static void test_granules(void **state)

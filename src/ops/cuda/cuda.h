@@ -27,6 +27,8 @@ typedef struct td_cuda_dev {
     int next_piece;
     cudaError_t error; /* first failure and where; sticky */
     const char *error_op;
+    int64_t patience_ns;
+    bool hung; /* a wait has gone past it: nothing waits for this GPU any more (wait.cu) */
 } td_cuda_dev;
 
 static inline td_cuda_dev *td_cuda(td_dev *dev)
@@ -39,6 +41,9 @@ td_status td_cuda_done(td_cuda_dev *dev, cudaError_t error, const char *op);
 
 /* Ends an operation: what its launches reported. A kernel that fails later shows at td_dev_sync(). */
 td_status td_cuda_launched(td_cuda_dev *dev, const char *op);
+
+/* Until `event`, or with NULL everything enqueued, is done; at most the device's patience. */
+td_status td_cuda_wait(td_cuda_dev *dev, cudaEvent_t event, const char *op);
 
 /* Pieces: next (waits until the GPU is done with what it held), fill `host`, send, launch what reads `device`, done.
  * rows does next, fill and send for rows in host or device memory; device memory is copied past `host`. */

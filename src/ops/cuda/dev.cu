@@ -29,15 +29,16 @@ td_status td_cuda_launched(td_cuda_dev *dev, const char *op)
 
 static td_status report(const td_cuda_dev *dev, td_error *err)
 {
+    if (dev->hung) return td_gpu_hung(dev->index, dev->error_op, (int)(dev->patience_ns / 1000000000), err);
     return td_gpu_failed(dev->index, dev->error_op, dev->error, cudaGetErrorString(dev->error), err);
 }
 
 static void cuda_destroy(td_dev *base)
 {
     td_cuda_dev *dev = td_cuda(base);
-    cudaFree(dev->scratch);
     td_cuda_pieces_destroy(dev);
-    if (dev->stream) cudaStreamDestroy(dev->stream);
+    if (!dev->hung) cudaFree(dev->scratch);
+    if (!dev->hung && dev->stream) cudaStreamDestroy(dev->stream);
     free(dev);
 }
 
@@ -65,9 +66,8 @@ static td_status cuda_alloc(td_dev *base, size_t n_bytes, void **out, td_error *
 
 static void cuda_free(td_dev *base, void *memory, size_t n_bytes)
 {
-    (void)base;
     (void)n_bytes;
-    cudaFree(memory);
+    if (!td_cuda(base)->hung) cudaFree(memory);
 }
 
 static td_status cuda_host_alloc(td_dev *base, size_t n_bytes, void **out, td_error *err)
@@ -90,25 +90,24 @@ static td_status cuda_host_alloc(td_dev *base, size_t n_bytes, void **out, td_er
 
 static void cuda_host_free(td_dev *base, void *memory, size_t n_bytes)
 {
-    (void)base;
     (void)n_bytes;
-    cudaFreeHost(memory);
+    if (!td_cuda(base)->hung) cudaFreeHost(memory);
 }
 
 static td_status cuda_upload(td_dev *base, void *dst, const void *src, size_t n_bytes)
 {
     td_cuda_dev *dev = td_cuda(base);
     cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyHostToDevice, dev->stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream); /* src may be pinned: it is read until here */
-    return td_cuda_done(dev, error, "upload");
+    td_status status = td_cuda_done(dev, error, "upload");
+    return status == TD_OK ? td_cuda_wait(dev, NULL, "upload") : status; /* src may be pinned: it is read until here */
 }
 
 static td_status cuda_download(td_dev *base, void *dst, const void *src, size_t n_bytes)
 {
     td_cuda_dev *dev = td_cuda(base);
     cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDeviceToHost, dev->stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(dev->stream);
-    return td_cuda_done(dev, error, "download");
+    td_status status = td_cuda_done(dev, error, "download");
+    return status == TD_OK ? td_cuda_wait(dev, NULL, "download") : status;
 }
 
 static td_status cuda_copy(td_dev *base, void *dst, const void *src, size_t n_bytes)
@@ -127,8 +126,8 @@ static td_status cuda_sync(td_dev *base, td_error *err)
 {
     td_cuda_dev *dev = td_cuda(base);
     td_cuda_done(dev, cudaSetDevice(dev->index), "this thread's GPU"); /* a forward begins here, on whatever thread */
-    td_cuda_done(dev, cudaStreamSynchronize(dev->stream), "waiting for the operations");
-    td_cuda_done(dev, cudaGetLastError(), "an operation");
+    td_cuda_wait(dev, NULL, "waiting for the operations");
+    if (!dev->hung) td_cuda_done(dev, cudaGetLastError(), "an operation");
     return dev->error == cudaSuccess ? TD_OK : report(dev, err);
 }
 
@@ -156,8 +155,7 @@ static td_status cuda_host_register(td_dev *base, void *memory, size_t n_bytes, 
 
 static void cuda_host_unregister(td_dev *base, void *memory)
 {
-    (void)base;
-    cudaHostUnregister(memory);
+    if (!td_cuda(base)->hung) cudaHostUnregister(memory);
 }
 
 /* ---- activations for the host ---- */
@@ -215,9 +213,10 @@ static td_status cuda_graph_launch(td_dev *base, td_graph *graph)
 
 static void cuda_graph_destroy(td_dev *base, td_graph *graph)
 {
-    (void)base;
-    cudaGraphExecDestroy(graph->exec);
-    cudaGraphDestroy(graph->graph);
+    if (!td_cuda(base)->hung) {
+        cudaGraphExecDestroy(graph->exec);
+        cudaGraphDestroy(graph->graph);
+    }
     free(graph);
 }
 
@@ -349,6 +348,7 @@ td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **ou
     dev->limits = *limits;
     dev->index = index;
     dev->n_sm = gpu.n_sm;
+    dev->patience_ns = limits->patience_ns ? limits->patience_ns : TD_DEV_PATIENCE_NS;
     status = set_up(dev, err);
     if (status != TD_OK) {
         cuda_destroy(&dev->base);

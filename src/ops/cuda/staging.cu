@@ -28,6 +28,7 @@ td_status td_cuda_pieces_create(td_cuda_dev *dev, td_error *err)
 
 void td_cuda_pieces_destroy(td_cuda_dev *dev)
 {
+    if (dev->hung) return;
     for (int i = 0; i < TD_PIECES; i++)
         if (dev->pieces[i].done) cudaEventDestroy(dev->pieces[i].done);
     cudaFree(dev->staging);
@@ -37,7 +38,7 @@ void td_cuda_pieces_destroy(td_cuda_dev *dev)
 td_status td_cuda_piece_next(td_cuda_dev *dev, td_cuda_piece **out)
 {
     td_cuda_piece *piece = &dev->pieces[dev->next_piece];
-    td_status status = td_cuda_done(dev, cudaEventSynchronize(piece->done), "packing weights");
+    td_status status = td_cuda_wait(dev, piece->done, "packing weights");
     dev->next_piece = (dev->next_piece + 1) % TD_PIECES;
     *out = piece;
     return status;

@@ -1,0 +1,36 @@
+/* Waiting for the GPU, with an end. The driver's own waits have none: a kernel that never returns and raises no error
+ * (a peer's flag that does not come, a bug) would hold the process for good, and so would every call that waits
+ * silently, cudaFree() above all. So the wait looks, and past the device's patience it takes the GPU for hung: from
+ * then on nothing waits for it any more, what it holds is left to the end of the process, and the failure has words of
+ * its own (ops/gpu.c). */
+#include "base/clock.h"
+#include "ops/cuda/cuda.h"
+
+#include <sched.h>
+
+enum { SPIN_NS = 500000, YIELD_NS = 20000000, SLEEP_NS = 50000 }; /* as the relay of gathers does (model/exchange.c) */
+
+static cudaError_t look(const td_cuda_dev *dev, cudaEvent_t event)
+{
+    return event ? cudaEventQuery(event) : cudaStreamQuery(dev->stream);
+}
+
+td_status td_cuda_wait(td_cuda_dev *dev, cudaEvent_t event, const char *op)
+{
+    cudaError_t error;
+    int64_t start = 0;
+    if (dev->hung) return TD_ECUDA;
+    while ((error = look(dev, event)) == cudaErrorNotReady) {
+        int64_t now = td_now_ns();
+        if (!start) start = now;
+        if (now - start > dev->patience_ns) {
+            dev->hung = true;
+            return td_cuda_done(dev, cudaErrorLaunchTimeout, op);
+        }
+        if (now - start > YIELD_NS)
+            td_sleep_ns(SLEEP_NS);
+        else if (now - start > SPIN_NS)
+            sched_yield();
+    }
+    return td_cuda_done(dev, error, op);
+}
