@@ -1,6 +1,6 @@
 /* Routing rows to experts. Logits in fp32 are the shared product's (linear.cu, weight.h); a warp a row picks. A pick is the
  * largest key, and of equal keys the lowest id, so no order of work decides a tie.
- * Many rows: the product, then the picks. One or two, all latency: a warp takes one slice of a panel, whose weights are
+ * Many rows: the product, then the picks. Up to four, all latency: a warp takes one slice of a panel, whose weights are
  * on their way before the kernel before has ended, and the block that arrives last adds the slices in order and picks. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
@@ -9,7 +9,8 @@
 enum {
     ROWS = 4, /* of a block of k_router_pick; warps of a block of k_router_few */
     PER_LANE = TD_EXPERTS_MAX / 32,
-    FEW_ROWS = 2,  /* with more, picking row by row costs more than a launch */
+    EACH = TD_EXPERTS_MAX / (32 * ROWS),
+    FEW_ROWS = 4,  /* with more, picking row by row costs more than a launch */
     FEW_GROUPS = 8 /* of a slice: a lane has all its weights in registers */
 };
 
@@ -39,16 +40,21 @@ static TD_DEVICE uint32_t rank_of(float key)
     return key == key ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 1u;
 }
 
-/* A warp: the row's picks from its logits. */
-static TD_DEVICE void pick(const router_call &a, int row, const float *logits)
+/* A warp: lane k has the row's pick k. */
+static TD_DEVICE void write_picks(const router_call &a, int row, int picked_id, const float *logits)
+{
+    int lane = threadIdx.x % 32;
+    float picked = lane < a.top_k ? td_sigmoidf(logits[picked_id]) : 0.0f, sum = 0.0f;
+    for (int k = 0; k < a.top_k; k++) sum += __shfl_sync(0xffffffffu, picked, k);
+    if (lane >= a.top_k) return;
+    a.ids[(size_t)row * a.top_k + lane] = picked_id;
+    a.weights[(size_t)row * a.top_k + lane] = (a.norm ? picked / (sum + 1e-20f) : picked) * a.scale;
+}
+
+/* A warp: the row's picks. rank: of expert lane + 32 i. */
+static TD_DEVICE void pick(const router_call &a, int row, uint32_t rank[PER_LANE], const float *logits)
 {
     int lane = threadIdx.x % 32, picked_id = 0;
-    uint32_t rank[PER_LANE];
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-        int e = lane + 32 * i;
-        rank[i] = e < a.n_experts ? rank_of(td_sigmoidf(logits[e]) + a.bias[e]) : 0;
-    }
     for (int k = 0; k < a.top_k; k++) {
         uint32_t best = 0, id = 0xffffffffu;
 #pragma unroll
@@ -64,18 +70,30 @@ static TD_DEVICE void pick(const router_call &a, int row, const float *logits)
             if ((uint32_t)(lane + 32 * i) == id) rank[i] = 0;
         if (lane == k) picked_id = (int)id;
     }
-    float picked = lane < a.top_k ? td_sigmoidf(logits[picked_id]) : 0.0f, sum = 0.0f;
-    for (int k = 0; k < a.top_k; k++) sum += __shfl_sync(0xffffffffu, picked, k);
-    if (lane >= a.top_k) return;
-    a.ids[(size_t)row * a.top_k + lane] = picked_id;
-    a.weights[(size_t)row * a.top_k + lane] = (a.norm ? picked / (sum + 1e-20f) : picked) * a.scale;
+    write_picks(a, row, picked_id, logits);
 }
 
 static __global__ void k_router_pick(router_call a, const float *logits)
 {
     td_begin();
     int row = blockIdx.x * ROWS + threadIdx.x / 32;
-    if (row < a.n_rows) pick(a, row, logits + (size_t)row * a.n_experts);
+    uint32_t rank[PER_LANE];
+    if (row >= a.n_rows) return;
+    logits += (size_t)row * a.n_experts;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        int e = threadIdx.x % 32 + 32 * i;
+        rank[i] = e < a.n_experts ? rank_of(td_sigmoidf(logits[e]) + a.bias[e]) : 0;
+    }
+    pick(a, row, rank, logits);
+}
+
+/* Counts an arrival, after which whoever counts later sees what this block, past a barrier, has stored. */
+static TD_DEVICE uint32_t arrive(uint32_t *counter)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
 }
 
 /* Four steps of a group for up to 8 rows; x: the lane's piece of its row. */
@@ -123,43 +141,106 @@ static TD_DEVICE void share(const router_call &a, const router_few &f, int unit)
     }
 }
 
-/* A block: all rows' logits from the shares of all blocks. */
-static TD_DEVICE void add_shares(const router_call &a, const router_few &f, float (*logits)[TD_EXPERTS_MAX])
+/* The block that has arrived last: a row's logits from the shares of all blocks, and their ranks. bias: of experts
+ * threadIdx.x + i * 32 * ROWS. */
+static TD_DEVICE void add_shares(const router_call &a, const router_few &f, int row, const float bias[EACH],
+                                 float *logits, uint32_t rank[EACH])
 {
     int width = TD_TILE_OUT * f.n_panels;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < a.n_rows * a.n_experts; i += 32 * ROWS) {
-        int row = i / a.n_experts, e = i % a.n_experts;
-        const float *shares = f.shares + (size_t)row * f.slices * width + e;
-        float v[TD_SLICES_MAX], sum = 0.0f;
+    float v[EACH][TD_SLICES_MAX];
 #pragma unroll
-        for (int s = 0; s < TD_SLICES_MAX; s++) v[s] = s < f.slices ? __ldcg(shares + s * width) : 0.0f;
+    for (int i = 0; i < EACH; i++) {
+        int e = threadIdx.x + i * 32 * ROWS;
+        const float *shares = f.shares + (size_t)row * f.slices * width + e;
 #pragma unroll
         for (int s = 0; s < TD_SLICES_MAX; s++)
-            if (s < f.slices) sum += v[s];
-        logits[row][e] = sum;
+            v[i][s] = e < a.n_experts && s < f.slices ? __ldcg(shares + s * width) : 0.0f;
     }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int e = threadIdx.x + i * 32 * ROWS;
+        float sum = 0.0f;
+        rank[i] = 0;
+        if (e >= a.n_experts) continue;
+#pragma unroll
+        for (int s = 0; s < TD_SLICES_MAX; s++)
+            if (s < f.slices) sum += v[i][s];
+        logits[e] = sum;
+        rank[i] = rank_of(td_sigmoidf(sum) + bias[i]);
+    }
+}
+
+/* Rank and expert as one number: of equal ranks the lower id comes first. */
+static TD_DEVICE uint64_t order_of(uint32_t rank, uint32_t id)
+{
+    return (uint64_t)rank << 32 | (uint32_t)~id;
+}
+
+/* A warp's top_k of the experts that its threads have ranks of, as orders. There may be fewer: then zeros follow. */
+static TD_DEVICE void best_of_warp(int top_k, uint32_t rank[EACH], uint64_t *best_orders)
+{
+    int lane = threadIdx.x % 32;
+    uint64_t own = 0;
+    for (int k = 0; k < top_k; k++) {
+        uint32_t best = 0, id = 0xffffffffu;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) best = max(best, rank[i]);
+        best = __reduce_max_sync(0xffffffffu, best);
+#pragma unroll
+        for (int i = EACH - 1; i >= 0; i--)
+            if (rank[i] == best) id = threadIdx.x + i * 32 * ROWS;
+        id = __reduce_min_sync(0xffffffffu, id);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (threadIdx.x + i * 32 * ROWS == id) rank[i] = 0;
+        if (lane == k && best) own = order_of(best, id);
+    }
+    if (lane < top_k) best_orders[lane] = own;
+}
+
+/* A warp: the picks among those of all warps. Each candidate's place is the number of those before it. */
+static TD_DEVICE void pick_best(const router_call &a, int row, const uint64_t *orders, const float *logits, int *picks)
+{
+    int lane = threadIdx.x % 32, n = ROWS * a.top_k;
+    for (int c = lane; c < n; c += 32) {
+        uint64_t own = orders[c];
+        int place = 0;
+#pragma unroll 8
+        for (int i = 0; i < n; i++) place += orders[i] > own;
+        if (own && place < a.top_k) picks[place] = (int)~(uint32_t)own;
+    }
+    __syncwarp();
+    write_picks(a, row, lane < a.top_k ? picks[lane] : 0, logits);
 }
 
 static __global__ void __launch_bounds__(32 * ROWS) k_router_few(router_call a, router_few f)
 {
     __shared__ float logits[FEW_ROWS][TD_EXPERTS_MAX];
+    __shared__ uint64_t orders[FEW_ROWS][ROWS * TD_TOP_K_MAX];
+    __shared__ int picks[FEW_ROWS][TD_TOP_K_MAX];
     __shared__ bool last;
     int warp = threadIdx.x / 32, unit = blockIdx.x * ROWS + warp;
-    if (blockIdx.x == 0 && 32 * (int)threadIdx.x < a.n_experts) td_prefetch(a.bias + 32 * threadIdx.x);
+    float bias[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int e = threadIdx.x + i * 32 * ROWS;
+        bias[i] = e < a.n_experts ? __ldg(a.bias + e) : 0.0f;
+    }
     if (unit < f.n_panels * f.slices) share(a, f, unit);
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(f.counter, 1) == gridDim.x - 1;
+        last = arrive(f.counter) == gridDim.x - 1;
         if (last) *f.counter = 0;
     }
     __syncthreads();
     if (!last) return;
-    __threadfence();
-    add_shares(a, f, logits);
+    for (int row = 0; row < a.n_rows; row++) {
+        uint32_t rank[EACH];
+        add_shares(a, f, row, bias, logits[row], rank);
+        best_of_warp(a.top_k, rank, orders[row] + warp * a.top_k);
+    }
     __syncthreads();
-    for (int row = warp; row < a.n_rows; row += ROWS) pick(a, row, logits[row]);
+    for (int row = warp; row < a.n_rows; row += ROWS) pick_best(a, row, orders[row], logits[row], picks[row]);
 }
 
 static size_t share_floats(size_t n_experts)
