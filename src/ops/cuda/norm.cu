@@ -2,7 +2,17 @@
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, HELD = 16 /* values of a thread that are on their way at once */ };
+
+/* Values first + j * THREADS of a row. */
+static TD_DEVICE void load_values(const td_bf16 *from, int first, int dim, float v[HELD])
+{
+#pragma unroll
+    for (int j = 0; j < HELD; j++) {
+        int i = first + j * THREADS;
+        v[j] = i < dim ? td_load_bf16(from + i) : 0.0f;
+    }
+}
 
 static __global__ void k_rmsnorm(const int32_t *rows, int dim, float eps, const td_bf16 *x, size_t x_stride,
                                  const float *w, td_bf16 *y, size_t y_stride)
@@ -11,14 +21,21 @@ static __global__ void k_rmsnorm(const int32_t *rows, int dim, float eps, const 
     __shared__ float scratch[THREADS / 32 + 1];
     size_t r = blockIdx.x;
     const td_bf16 *from = x + (size_t)(rows ? rows[r] : (int32_t)r) * x_stride;
-    float sum = 0.0f;
-    for (int i = threadIdx.x; i < dim; i += THREADS) {
-        float v = td_load_bf16(from + i);
-        sum = fmaf(v, v, sum);
+    float sum = 0.0f, v[HELD];
+    for (int first = threadIdx.x; first < dim; first += HELD * THREADS) {
+        load_values(from, first, dim, v);
+#pragma unroll
+        for (int j = 0; j < HELD; j++) sum = fmaf(v[j], v[j], sum); /* beyond the row: zeros, which change nothing */
     }
     float inverse = 1.0f / sqrtf(td_block_sum(sum, THREADS / 32, scratch) / (float)dim + eps);
-    for (int i = threadIdx.x; i < dim; i += THREADS)
-        y[r * y_stride + i] = td_to_bf16(td_round_bf16(td_load_bf16(from + i) * inverse) * w[i]);
+    for (int first = threadIdx.x; first < dim; first += HELD * THREADS) {
+        if (dim > HELD * THREADS) load_values(from, first, dim, v);
+#pragma unroll
+        for (int j = 0; j < HELD; j++) {
+            int i = first + j * THREADS;
+            if (i < dim) y[r * y_stride + i] = td_to_bf16(td_round_bf16(v[j] * inverse) * __ldg(w + i));
+        }
+    }
 }
 
 td_status td_cuda_rmsnorm(td_dev *base, const td_rmsnorm_args *a)
@@ -35,11 +52,12 @@ static __global__ void k_stream_mean(const int32_t *rows, int dim, const td_bf16
 {
     td_begin();
     size_t r = blockIdx.x, at = (size_t)(rows ? rows[r] : (int32_t)r) * TD_STREAMS * dim;
-    for (int d = threadIdx.x; d < dim; d += THREADS) {
-        float sum = td_load_bf16(x + at + d);
-        for (int s = 1; s < TD_STREAMS; s++) sum += td_load_bf16(x + at + (size_t)s * dim + d);
-        h[r * h_stride + d] = td_to_bf16(sum * 0.25f);
-    }
+    int d = blockIdx.y * THREADS + threadIdx.x;
+    if (d >= dim) return;
+    float sum = td_load_bf16(x + at + d);
+#pragma unroll
+    for (int s = 1; s < TD_STREAMS; s++) sum += td_load_bf16(x + at + (size_t)s * dim + d);
+    h[r * h_stride + d] = td_to_bf16(sum * 0.25f);
 }
 
 td_status td_cuda_stream_mean(td_dev *base, const td_stream_mean_args *a)
@@ -47,8 +65,8 @@ td_status td_cuda_stream_mean(td_dev *base, const td_stream_mean_args *a)
     td_cuda_dev *dev = td_cuda(base);
     if (a->n_rows < 0 || a->dim < 1) return TD_EINVAL;
     if (!a->n_rows) return TD_OK;
-    td_launch(dev, k_stream_mean, a->n_rows, THREADS, 0, a->row, a->dim, (const td_bf16 *)a->x, (td_bf16 *)a->h,
-              a->h_stride);
+    td_launch(dev, k_stream_mean, dim3((unsigned)a->n_rows, td_ceil_div((size_t)a->dim, THREADS)), THREADS, 0, a->row,
+              a->dim, (const td_bf16 *)a->x, (td_bf16 *)a->h, a->h_stride);
     return td_cuda_launched(dev, "stream_mean");
 }
 
