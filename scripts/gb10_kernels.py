@@ -17,7 +17,8 @@ KERNELS = {
     "k_embed": (256, 0, "embedding"),
     "k_hyper_slices": (256, 0, "hyper-connections: sums over slices"),
     "k_hyper_slices_many": (256, 0, "hyper-connections: sums over slices, more than 8 rows"),
-    "k_hyper_finish": (288, 16384, "hyper-connections: a row's finish"),
+    "k_hyper_finish": (256, 16384, "hyper-connections: a row's finish"),
+    "k_hyper_sinkhorn": (128, 0, "hyper-connections: mixing of the next site, on a branch"),
     "k_linear_few": (256, 0, lambda t: f"product, {FORMATS[t[0]]}, {ROWS[t[1]]}, "
                      f"{t[2]} group{'s' if t[2] > 1 else ''} in flight, {SHAPES[t[3]]}"),
     "k_linear_many": (256, lambda t: TILES[t[0]], lambda t: f"product, {FORMATS[t[0]]}, prompts"),
@@ -36,7 +37,7 @@ KERNELS = {
     "k_attend_partial": (512, 83968, "attention of windows: 64 tokens"),
     "k_attend_merge": (256, 0, "attention of windows: merge"),
     "k_attend_prompt": (512, 83968, "attention of prompts"),
-    "k_router_few": (128, 0, "router, one or two rows"),
+    "k_router_few": (128, 0, "router, up to four rows"),
     "k_router_pick": (128, 0, "router, more rows: choice"),
     "k_swiglu": (256, 0, "SwiGLU of dense and shared experts"),
     "k_experts_few_in": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]}: gate, up"),

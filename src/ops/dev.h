@@ -110,6 +110,16 @@ td_status td_dev_capture_end(td_dev *dev, td_graph **out, td_error *err);
 td_status td_dev_graph_launch(td_dev *dev, td_graph *graph);
 void td_dev_graph_destroy(td_dev *dev, td_graph *graph);
 
+/* Side by side. What is enqueued between fork and main is a branch: it starts when everything before the fork is done,
+ * runs beside what is enqueued between main and join, and is done before anything after the join starts. Recorded as
+ * called. Between fork and join neither side may read what the other one writes, or write what the other one touches;
+ * and on the branch only operations that need none of the device's scratch may be called (td_linear_fn of up to
+ * TD_WINDOW_MAX rows that start at multiples of 16 bytes, td_swiglu_fn). One branch at a time, no operation on memory
+ * or graphs in between. On the CPU nothing happens: operations run in the order of the calls. */
+td_status td_dev_fork(td_dev *dev);
+td_status td_dev_main(td_dev *dev);
+td_status td_dev_join(td_dev *dev);
+
 /* Host copies to and from activations (tests, snapshots, drafts): fp32 in, rounded as a store would; fp32 out. */
 void td_act_from_f32(const td_dev *dev, td_act *dst, const float *src, size_t n);
 void td_act_to_f32(const td_dev *dev, float *dst, const td_act *src, size_t n);

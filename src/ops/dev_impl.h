@@ -6,7 +6,7 @@
 
 TD_BEGIN_C
 
-/* The functions of dev.h "Memory" and "Graphs", which say what each does. */
+/* The functions of dev.h "Memory", "Graphs" and "Side by side", which say what each does. */
 typedef struct td_dev_calls {
     void (*destroy)(td_dev *dev);
     void (*act_from_f32)(const td_dev *dev, td_act *dst, const float *src, size_t n);
@@ -27,6 +27,9 @@ typedef struct td_dev_calls {
     td_status (*capture_end)(td_dev *dev, td_graph **out, td_error *err);
     td_status (*graph_launch)(td_dev *dev, td_graph *graph);
     void (*graph_destroy)(td_dev *dev, td_graph *graph);
+    td_status (*fork)(td_dev *dev); /* these may be NULL: operations run in the order of the calls */
+    td_status (*main)(td_dev *dev);
+    td_status (*join)(td_dev *dev);
 } td_dev_calls;
 
 struct td_dev {

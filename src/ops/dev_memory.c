@@ -1,4 +1,4 @@
-/* A device's memory and graphs: every call goes to the backend's table (ops/dev_impl.h). */
+/* A device's memory, graphs and branches: every call goes to the backend's table (ops/dev_impl.h). */
 #include "ops/dev_impl.h"
 #include "ops/gpu.h"
 
@@ -82,6 +82,21 @@ td_status td_dev_graph_launch(td_dev *dev, td_graph *graph)
 void td_dev_graph_destroy(td_dev *dev, td_graph *graph)
 {
     if (graph) dev->calls->graph_destroy(dev, graph);
+}
+
+td_status td_dev_fork(td_dev *dev)
+{
+    return dev->calls->fork ? dev->calls->fork(dev) : TD_OK;
+}
+
+td_status td_dev_main(td_dev *dev)
+{
+    return dev->calls->main ? dev->calls->main(dev) : TD_OK;
+}
+
+td_status td_dev_join(td_dev *dev)
+{
+    return dev->calls->join ? dev->calls->join(dev) : TD_OK;
 }
 
 static void sizes_destroy(td_dev *dev)

@@ -12,6 +12,7 @@ typedef struct td_gpu {
     int index; /* in the driver's list */
     char name[64];
     int n_sm;
+    size_t l2_bytes;
     int capability;                 /* 90 for sm_90, 121 for sm_121 */
     int driver, runtime;            /* CUDA versions as the driver counts: 13010 is 13.1 */
     bool integrated;                /* host and GPU share one memory */

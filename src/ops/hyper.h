@@ -27,7 +27,9 @@ typedef td_status td_embed_fn(td_dev *dev, const td_embed_args *a);
  *   m_k      = rms * sum_c fn[k][c] * x[c]                                 k = 0..23
  *   post, C  = gates and Sinkhorn-normalised mixing of this site (docs/model.md)
  *   n        = rmsnorm( act( ((pre_0 X_0 + pre_1 X_1) + pre_2 X_2) + pre_3 X_3 ), norm )
- * post and comb are read (pending site) and written (this site) in place. fn == NULL: only leave (end of the trunk). */
+ * post and comb are read (pending site) and written (this site) in place. fn == NULL: only leave (end of the trunk).
+ * With partials, x is older than the operation that comes right before (the one that makes the partials complete): a
+ * device may read it while that one ends. */
 typedef struct td_hyper_args {
     int n_rows, dim;
     float rms_eps, hc_eps;

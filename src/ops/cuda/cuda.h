@@ -15,12 +15,24 @@ typedef struct td_cuda_piece {
     cudaEvent_t done;             /* the GPU needs neither any more */
 } td_cuda_piece;
 
+/* What runs beside the main line. */
+typedef struct td_cuda_branch {
+    cudaStream_t stream, main; /* main: the device's stream while operations go to the branch; else NULL */
+    unsigned char *scratch;    /* and its scratch */
+    cudaEvent_t forked, ended;
+    bool open; /* between fork and join */
+} td_cuda_branch;
+
 typedef struct td_cuda_dev {
     td_dev base;
     td_dev_limits limits;
     int index, n_sm;
-    cudaStream_t stream;
-    unsigned char *scratch; /* device: first the products' own part, then what the running operation lays out */
+    size_t l2_bytes;
+    cudaStream_t stream;    /* on which operations are enqueued: main's, or on a branch the branch's */
+    unsigned char *scratch; /* device: first the products' own part, then what the running operation lays out; NULL on a
+                               branch, which has none: an operation that takes some all the same fails at once */
+    td_cuda_branch branch, aside;
+    mutable bool crossed; /* the next launch is a branch's first */
     size_t product_bytes, scratch_bytes;
     unsigned char *staging, *staging_host; /* device, pinned: what the pieces are parts of */
     td_cuda_piece pieces[TD_PIECES];
@@ -55,6 +67,19 @@ td_status td_cuda_piece_rows(td_cuda_dev *dev, const void *from, size_t from_str
                              td_cuda_piece **out);
 td_status td_cuda_piece_done(td_cuda_dev *dev, td_cuda_piece *piece, const char *op);
 bool td_cuda_on_device(const void *memory);
+
+/* Branches (branch.cu). fork, main, join: dev.h. Between aside and aside_end, launches go to a branch of an
+ * operation's own, for what only a later operation of its kind reads: that one catches up first. Whatever the host does
+ * with memory or recordings joins all of them. */
+td_status td_cuda_fork(td_dev *dev);
+td_status td_cuda_main(td_dev *dev);
+td_status td_cuda_join(td_dev *dev);
+void td_cuda_aside(td_cuda_dev *dev);
+void td_cuda_aside_end(td_cuda_dev *dev);
+void td_cuda_catch_up(td_cuda_dev *dev);
+void td_cuda_join_all(td_cuda_dev *dev);
+td_status td_cuda_branches_create(td_cuda_dev *dev);
+void td_cuda_branches_destroy(td_cuda_dev *dev);
 
 /* Kernels that take more than 48 KiB of shared memory ask for it once, at creation. */
 cudaError_t td_cuda_linear_init(void);
@@ -118,6 +143,7 @@ td_status td_cuda_product(td_cuda_dev *dev, const td_cuda_product_args *a);
  *   td_launch         may be set up while the kernel before it ends (programmatic dependent launch)
  *   td_launch_spread  starts on an idle chip: for kernels of few, long blocks, which would otherwise be packed onto the
  *                     multiprocessors that happen to be free first (measured: experts of one row 52 -> 67 us)
+ * A branch's first kernel starts when the kernel before has ended either way.
  * Either way every kernel calls td_begin() (or td_wait()) before it touches what another kernel wrote. */
 template <typename... P, typename... A>
 static inline void td_launch_as(bool early, const td_cuda_dev *dev, void (*kernel)(P...), dim3 grid, unsigned threads,
@@ -126,6 +152,8 @@ static inline void td_launch_as(bool early, const td_cuda_dev *dev, void (*kerne
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early = early && !dev->crossed;
+    dev->crossed = false;
     attribute.val.programmaticStreamSerializationAllowed = early;
     config.gridDim = grid;
     config.blockDim = dim3(threads);

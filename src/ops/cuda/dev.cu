@@ -36,6 +36,7 @@ static td_status report(const td_cuda_dev *dev, td_error *err)
 static void cuda_destroy(td_dev *base)
 {
     td_cuda_dev *dev = td_cuda(base);
+    if (!dev->hung) td_cuda_branches_destroy(dev);
     td_cuda_pieces_destroy(dev);
     if (!dev->hung) cudaFree(dev->scratch);
     if (!dev->hung && dev->stream) cudaStreamDestroy(dev->stream);
@@ -97,6 +98,7 @@ static void cuda_host_free(td_dev *base, void *memory, size_t n_bytes)
 static td_status cuda_upload(td_dev *base, void *dst, const void *src, size_t n_bytes)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_join_all(dev);
     cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyHostToDevice, dev->stream);
     td_status status = td_cuda_done(dev, error, "upload");
     return status == TD_OK ? td_cuda_wait(dev, NULL, "upload") : status; /* src may be pinned: it is read until here */
@@ -105,6 +107,7 @@ static td_status cuda_upload(td_dev *base, void *dst, const void *src, size_t n_
 static td_status cuda_download(td_dev *base, void *dst, const void *src, size_t n_bytes)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_join_all(dev);
     cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDeviceToHost, dev->stream);
     td_status status = td_cuda_done(dev, error, "download");
     return status == TD_OK ? td_cuda_wait(dev, NULL, "download") : status;
@@ -113,12 +116,14 @@ static td_status cuda_download(td_dev *base, void *dst, const void *src, size_t 
 static td_status cuda_copy(td_dev *base, void *dst, const void *src, size_t n_bytes)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_join_all(dev);
     return td_cuda_done(dev, cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, dev->stream), "copy");
 }
 
 static td_status cuda_fill(td_dev *base, void *dst, int byte, size_t n_bytes)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_join_all(dev);
     return td_cuda_done(dev, cudaMemsetAsync(dst, byte, n_bytes, dev->stream), "fill");
 }
 
@@ -126,6 +131,7 @@ static td_status cuda_sync(td_dev *base, td_error *err)
 {
     td_cuda_dev *dev = td_cuda(base);
     td_cuda_done(dev, cudaSetDevice(dev->index), "this thread's GPU"); /* a forward begins here, on whatever thread */
+    td_cuda_join_all(dev);
     td_cuda_wait(dev, NULL, "waiting for the operations");
     if (!dev->hung) td_cuda_done(dev, cudaGetLastError(), "an operation");
     return dev->error == cudaSuccess ? TD_OK : report(dev, err);
@@ -134,6 +140,7 @@ static td_status cuda_sync(td_dev *base, td_error *err)
 static td_status cuda_idle(td_dev *base, bool *idle, td_error *err)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_join_all(dev);
     cudaError_t error = cudaStreamQuery(dev->stream);
     *idle = error == cudaSuccess;
     td_cuda_done(dev, error == cudaErrorNotReady ? cudaSuccess : error, "waiting for the operations");
@@ -183,6 +190,7 @@ static void cuda_to_f32(const td_dev *base, float *dst, const td_act *src, size_
 static td_status cuda_capture_begin(td_dev *base)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_join_all(dev);
     return td_cuda_done(dev, cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal), "recording");
 }
 
@@ -190,6 +198,7 @@ static td_status cuda_capture_end(td_dev *base, td_graph **out, td_error *err)
 {
     td_cuda_dev *dev = td_cuda(base);
     td_graph made = { NULL, NULL };
+    td_cuda_join_all(dev);
     td_status status = td_cuda_done(dev, cudaStreamEndCapture(dev->stream, &made.graph), "recording");
     if (status == TD_OK) status = td_cuda_done(dev, cudaGraphInstantiate(&made.exec, made.graph, 0), "recording");
     td_graph *graph = (td_graph *)calloc(1, sizeof *graph);
@@ -208,6 +217,7 @@ static td_status cuda_capture_end(td_dev *base, td_graph **out, td_error *err)
 static td_status cuda_graph_launch(td_dev *base, td_graph *graph)
 {
     td_cuda_dev *dev = td_cuda(base);
+    td_cuda_join_all(dev);
     return td_cuda_done(dev, cudaGraphLaunch(graph->exec, dev->stream), "launching a graph");
 }
 
@@ -224,7 +234,8 @@ static const td_dev_calls cuda_calls = {
     cuda_destroy,       cuda_from_f32,    cuda_to_f32,       cuda_alloc,         cuda_free,
     cuda_host_alloc,    cuda_host_free,   cuda_upload,       cuda_download,      cuda_copy,
     cuda_fill,          cuda_sync,        cuda_idle,         cuda_host_register, cuda_host_unregister,
-    cuda_capture_begin, cuda_capture_end, cuda_graph_launch, cuda_graph_destroy
+    cuda_capture_begin, cuda_capture_end, cuda_graph_launch, cuda_graph_destroy, td_cuda_fork,
+    td_cuda_main,       td_cuda_join
 };
 
 /* ---- creation ---- */
@@ -302,6 +313,7 @@ td_status td_gpu_query(int index, td_gpu *out, td_error *err)
         gpu.capability = 10 * prop.major + prop.minor;
         gpu.integrated = prop.integrated;
         gpu.n_sm = prop.multiProcessorCount;
+        gpu.l2_bytes = (size_t)prop.l2CacheSize;
         for (int i = 0; i < N_BUILT; i++) archs[i] = built_for[i] / 10;
         if (!td_gpu_runs(archs, N_BUILT, gpu.capability)) return td_gpu_no_code(&gpu, archs, N_BUILT, err);
         error = cudaSetDevice(index);
@@ -321,6 +333,7 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
     dev->product_bytes = td_cuda_product_bytes(&dev->limits);
     dev->scratch_bytes = dev->product_bytes + operations_bytes(&dev->limits);
     td_status status = td_cuda_done(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "a stream");
+    if (status == TD_OK) status = td_cuda_branches_create(dev);
     if (status == TD_OK) status = load_kernels(dev);
     if (status != TD_OK) return report(dev, err);
     void *memory = NULL;
@@ -348,6 +361,7 @@ td_status td_dev_create_cuda(const td_dev_limits *limits, int index, td_dev **ou
     dev->limits = *limits;
     dev->index = index;
     dev->n_sm = gpu.n_sm;
+    dev->l2_bytes = gpu.l2_bytes;
     dev->patience_ns = limits->patience_ns ? limits->patience_ns : TD_DEV_PATIENCE_NS;
     status = set_up(dev, err);
     if (status != TD_OK) {

@@ -2,9 +2,8 @@
  * streams) of some rows, so that one row is spread over the chip: it writes the new streams and each slice's share of
  * the 24 mixes and of the sum of squares (in one form for few rows and one for many, with the same bits); the second
  * finishes a row: shares added in order, gates, collapse, norm. The Sinkhorn iterations, a long chain of divisions that
- * only the next site needs, run on a warp of their own meanwhile. One row is all latency: weights are asked for before
- * the wait for the kernel before, what a kernel reads first is read in one go, and the warp that adds the shares goes
- * straight on to Sinkhorn. */
+ * only the next site needs, are a kernel beside what follows (td_cuda_aside()). One row is all latency: weights are
+ * asked for before the wait for the kernel before, and what a kernel reads first is read in one go. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/device.h"
 
@@ -17,7 +16,10 @@ enum {
     ROWS_AT_ONCE = THREADS / SLICE,
     FEW_ROWS = 8, /* up to these: a block has all of them, four at once */
     PER_LANE = S * SLICE / 32,
-    PER_WARP = MIXES / (THREADS / 32)
+    WARPS = THREADS / 32,
+    PER_WARP = MIXES / WARPS,
+    SINKHORN_ROWS = 4,
+    SHARED_MAX = 46 * 1024 /* of a row, beside what is fixed */
 };
 
 typedef struct hyper_args {
@@ -45,27 +47,29 @@ static TD_DEVICE void leave(float b, float gate, float x[S])
     for (int k = 0; k < S; k++) x[k] = y[k];
 }
 
-/* Channel threadIdx.x % SLICE of row `row`: into xs[4][SLICE]. A warp has one row; `there`: it is one of the window's.
- */
-static TD_DEVICE void stream_values(const hyper_args &a, size_t row, int d, bool there, float *xs)
+/* The old streams of channel d of a row. They are older than the operation before (ops/hyper.h). */
+static TD_DEVICE void load_channel(const hyper_args &a, size_t row, int d, bool valid, float x[S])
+{
+#pragma unroll
+    for (int s = 0; s < S; s++) x[s] = valid ? td_load_bf16(a.x + (row * S + s) * a.dim + d) : 0.0f;
+}
+
+/* The new streams of channel d, from the old ones: into memory and into xs[4][SLICE]. A warp has one row; `there`: it is
+ * one of the window's; `valid`: so is the channel. */
+static TD_DEVICE void stream_values(const hyper_args &a, size_t row, int d, bool there, bool valid, float x[S],
+                                    float *xs)
 {
     int lane = threadIdx.x % 32;
-    bool valid = there && d < a.dim;
-    float x[S] = { 0.0f, 0.0f, 0.0f, 0.0f }, part[2] = { 0.0f, 0.0f }, gate = 0.0f;
-    size_t at = row * a.dim + d;
-    td_bf16 *streams = a.x + row * S * a.dim + d;
-#pragma unroll
-    for (int s = 0; s < S; s++)
-        if (valid) x[s] = td_load_bf16(streams + (size_t)s * a.dim);
     if (a.partials) {
+        float part[TD_SHARDS] = { 0.0f, 0.0f }, gate = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (valid) part[i] = a.partials[(size_t)i * a.n_rows * a.dim + at];
+        for (int i = 0; i < TD_SHARDS; i++)
+            if (valid) part[i] = a.partials[((size_t)i * a.n_rows + row) * a.dim + d];
         if (there && lane < S + S * S) gate = lane < S ? a.post[row * S + lane] : a.comb[row * S * S + lane - S];
         leave(td_round_bf16(part[0] + part[1]), gate, x);
 #pragma unroll
         for (int s = 0; s < S; s++)
-            if (valid) streams[(size_t)s * a.dim] = td_to_bf16(x[s]);
+            if (valid) a.x[(row * S + s) * a.dim + d] = td_to_bf16(x[s]);
     }
 #pragma unroll
     for (int s = 0; s < S; s++) xs[s * SLICE + threadIdx.x % SLICE] = valid ? x[s] : 0.0f;
@@ -75,36 +79,39 @@ static __global__ void __launch_bounds__(THREADS) k_hyper_slices(hyper_args a)
 {
     __shared__ float xs[ROWS_AT_ONCE][S * SLICE];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = blockIdx.x, d = slice * SLICE + threadIdx.x % SLICE;
+    int own = threadIdx.x / SLICE, end = a.n_rows;
     float fn[PER_WARP][PER_LANE];
+    float x[S];
+    if (a.partials) load_channel(a, own, d, own < end && d < a.dim, x);
 #pragma unroll
     for (int i = 0; i < PER_WARP * PER_LANE; i++) {
         int e = lane + 32 * (i % PER_LANE), channel = slice * SLICE + e % SLICE, k = warp + 8 * (i / PER_LANE);
         fn[i / PER_LANE][i % PER_LANE] =
             a.fn && channel < a.dim ? a.fn[(size_t)k * S * a.dim + (size_t)(e / SLICE) * a.dim + channel] : 0.0f;
     }
-    td_begin(); /* the weights are on their way */
-    int end = a.n_rows;
+    td_begin(); /* the old streams and the weights are on their way */
     for (int r0 = 0; r0 < end; r0 += ROWS_AT_ONCE) {
-        int own = threadIdx.x / SLICE;
+        bool there = r0 + own < end, valid = there && d < a.dim;
+        if (r0 || !a.partials) load_channel(a, (size_t)(r0 + own), d, valid, x);
         __syncthreads();
-        stream_values(a, (size_t)(r0 + own), d, r0 + own < end, xs[own]);
+        stream_values(a, (size_t)(r0 + own), d, there, valid, x, xs[own]);
         __syncthreads();
         for (int r = 0; a.fn && r < ROWS_AT_ONCE && r0 + r < end; r++) {
-            float *share = a.shares + ((size_t)(r0 + r) * gridDim.x + slice) * SHARES, v[PER_LANE];
+            float *share = a.shares + ((size_t)(r0 + r) * gridDim.x + slice) * SHARES, w[PER_LANE];
 #pragma unroll
-            for (int j = 0; j < PER_LANE; j++) v[j] = xs[r][lane + 32 * j];
+            for (int j = 0; j < PER_LANE; j++) w[j] = xs[r][lane + 32 * j];
 #pragma unroll
             for (int i = 0; i < PER_WARP; i++) {
                 float sum = 0.0f;
 #pragma unroll
-                for (int j = 0; j < PER_LANE; j++) sum = fmaf(fn[i][j], v[j], sum);
+                for (int j = 0; j < PER_LANE; j++) sum = fmaf(fn[i][j], w[j], sum);
                 sum = td_warp_sum(sum);
                 if (lane == 0) share[warp + 8 * i] = sum;
             }
             if (warp != r) continue;
             float sum = 0.0f;
 #pragma unroll
-            for (int j = 0; j < PER_LANE; j++) sum = fmaf(v[j], v[j], sum);
+            for (int j = 0; j < PER_LANE; j++) sum = fmaf(w[j], w[j], sum);
             sum = td_warp_sum(sum);
             if (lane == 0) share[MIXES] = sum;
         }
@@ -292,9 +299,13 @@ static TD_DEVICE float row_sum(float c, int lane)
     return sum;
 }
 
-static TD_DEVICE void sinkhorn(const hyper_args &a, float l, float *comb, int lane)
+/* A warp a row: the logits in comb become the mixing of the row's streams. */
+static __global__ void __launch_bounds__(32 * SINKHORN_ROWS) k_hyper_sinkhorn(hyper_args a)
 {
-    float max = l;
+    td_begin();
+    int lane = threadIdx.x % 32, row = blockIdx.x * SINKHORN_ROWS + threadIdx.x / 32;
+    if (row >= a.n_rows) return;
+    float *comb = a.comb + (size_t)row * S * S, l = comb[lane % (S * S)], max = l;
     for (int j = 0; j < S; j++) max = fmaxf(max, __shfl_sync(0xffffffffu, l, lane / 4 % 4 * 4 + j));
     float e = td_expf(l - max), c = e / row_sum(e, lane) + a.hc_eps;
     c = c / (column_sum(c, lane) + a.hc_eps);
@@ -303,30 +314,6 @@ static TD_DEVICE void sinkhorn(const hyper_args &a, float l, float *comb, int la
         c = c / (column_sum(c, lane) + a.hc_eps);
     }
     if (lane < S * S) comb[lane] = c;
-}
-
-/* Of the worker threads: all but the first warp. */
-static TD_DEVICE void workers_wait()
-{
-    asm volatile("bar.sync 1, 256;" ::: "memory");
-}
-
-/* All threads, from two places. */
-static TD_DEVICE void all_wait()
-{
-    asm volatile("bar.sync 2, 288;" ::: "memory");
-}
-
-/* Sum over the worker threads; both waits are theirs alone. */
-static TD_DEVICE float workers_sum(float x, int worker, float *scratch)
-{
-    x = td_warp_sum(x);
-    workers_wait();
-    if (worker % 32 == 0) scratch[worker / 32] = x;
-    workers_wait();
-    float sum = 0.0f;
-    for (int w = 0; w < THREADS / 32; w++) sum += scratch[w];
-    return sum;
 }
 
 /* Value i of eight. */
@@ -354,74 +341,68 @@ static TD_DEVICE void collapse(const float pre[S], const uint4 v[S], float *to, 
     }
 }
 
-/* The shares of all slices into shared memory, eight loads of a thread at a time. */
-static TD_DEVICE void load_shares(const float *shares, int n, float *to)
+/* A warp's part of the slices, lane by lane: their shares added in order. */
+static TD_DEVICE float add_shares(const float *shares, int slices)
 {
-    enum { AT_ONCE = 8, STEP = THREADS + 32 };
-    for (int i = threadIdx.x; i < n; i += AT_ONCE * STEP) {
-        float v[AT_ONCE];
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) v[j] = i + j * STEP < n ? shares[i + j * STEP] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            if (i + j * STEP < n) to[i + j * STEP] = v[j];
-    }
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int first = slices * warp / WARPS, end = slices * (warp + 1) / WARPS;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = first; i < end; i++) sum += shares[i * SHARES + (lane < SHARES ? lane : 0)];
+    return sum;
 }
 
-/* First warp: mixes and gates from the shares, lane by lane; then, with the workers at work, Sinkhorn. */
-static TD_DEVICE void mix(const hyper_args &a, size_t row, const float *shares, int slices, float base, float scale,
-                          float *m)
+/* A warp: the row's gates from its sums; the pending mixing of the streams stays logits until k_hyper_sinkhorn. */
+static TD_DEVICE void mix(const hyper_args &a, size_t row, float sum, float base, float scale, float *pre)
 {
     int lane = threadIdx.x;
-    float sum = 0.0f;
-#pragma unroll 16
-    for (int i = 0; i < slices; i++) sum += shares[i * SHARES + (lane < SHARES ? lane : 0)];
     float squares = __shfl_sync(0xffffffffu, sum, MIXES);
     float rms = 1.0f / sqrtf(squares / (float)(S * a.dim) + a.rms_eps), mixed = (rms * sum) * scale + base;
-    if (lane < S) m[lane] = td_sigmoidf(mixed) + a.hc_eps;
-    all_wait();
+    if (lane < S) pre[lane] = td_sigmoidf(mixed) + a.hc_eps;
     if (lane >= S && lane < 2 * S) a.post[row * S + lane - S] = 2.0f * td_sigmoidf(mixed);
-    sinkhorn(a, __shfl_sync(0xffffffffu, mixed, 2 * S + lane % (S * S)), a.comb + row * S * S, lane);
+    if (lane >= 2 * S && lane < MIXES) a.comb[row * S * S + lane - 2 * S] = mixed;
 }
 
-static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args a, int slices)
+static __global__ void __launch_bounds__(THREADS) k_hyper_finish(hyper_args a, int slices)
 {
     enum { HELD = 2 }; /* loads of streams that are on their way before the gates are known */
-    extern __shared__ __align__(16) float collapsed[]; /* [dim]; before: the slices' shares */
-    __shared__ float m[S], scratch[THREADS / 32];
+    extern __shared__ __align__(16) float collapsed[]; /* [dim] */
+    __shared__ float pre_of[S], sums[WARPS][32], scratch[WARPS + 1];
     size_t row = blockIdx.x;
-    int tid = threadIdx.x, worker = tid - 32;
+    int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     float base = tid < MIXES ? a.base[tid] : 0.0f, scale = tid < MIXES ? a.scale[tid < S       ? 0
                                                                                  : tid < 2 * S ? 1
                                                                                                : 2]
                                                                        : 0.0f;
-    for (int d = 8 * worker; worker >= 0 && d < a.dim; d += 8 * THREADS) td_prefetch(a.norm + d);
+    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) td_prefetch(a.norm + d);
     td_begin(); /* the weights are on their way */
+    sums[warp][lane] = add_shares(a.shares + row * slices * SHARES, slices);
     uint4 v[HELD][S];
 #pragma unroll
     for (int i = 0; i < HELD; i++)
-        if (worker >= 0 && 8 * (worker + i * THREADS) < a.dim) load_streams(a, row, 8 * (worker + i * THREADS), v[i]);
-    load_shares(a.shares + row * slices * SHARES, slices * SHARES, collapsed);
+        if (8 * (tid + i * THREADS) < a.dim) load_streams(a, row, 8 * (tid + i * THREADS), v[i]);
     __syncthreads();
-    if (worker < 0) {
-        mix(a, row, collapsed, slices, base, scale, m);
-        return;
+    if (warp == 0) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += sums[w][lane];
+        mix(a, row, sum, base, scale, pre_of);
     }
-    all_wait(); /* for the gates from mix() */
+    __syncthreads();
     float pre[S], square = 0.0f;
-    for (int s = 0; s < S; s++) pre[s] = m[s];
+    for (int s = 0; s < S; s++) pre[s] = pre_of[s];
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
-        int d = 8 * (worker + i * THREADS);
+        int d = 8 * (tid + i * THREADS);
         if (d < a.dim) collapse(pre, v[i], collapsed + d, &square);
     }
-    for (int d = 8 * (worker + HELD * THREADS); d < a.dim; d += 8 * THREADS) {
+    for (int d = 8 * (tid + HELD * THREADS); d < a.dim; d += 8 * THREADS) {
         load_streams(a, row, d, v[0]);
         collapse(pre, v[0], collapsed + d, &square);
     }
-    float inverse = 1.0f / sqrtf(workers_sum(square, worker, scratch) / (float)a.dim + a.rms_eps);
+    float inverse = 1.0f / sqrtf(td_block_sum(square, WARPS, scratch) / (float)a.dim + a.rms_eps);
 #pragma unroll 2
-    for (int d = 8 * worker; d < a.dim; d += 8 * THREADS) {
+    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) {
         float n[8];
         for (int i = 0; i < 8; i++) n[i] = td_round_bf16(collapsed[d + i] * inverse) * __ldg(a.norm + d + i);
         *(uint4 *)(a.n + row * a.dim + d) = make_uint4(td_pack_bf16(n[0], n[1]), td_pack_bf16(n[2], n[3]),
@@ -432,12 +413,6 @@ static __global__ void __launch_bounds__(THREADS + 32) k_hyper_finish(hyper_args
 static size_t slices_of(int dim)
 {
     return ((size_t)dim + SLICE - 1) / SLICE;
-}
-
-static size_t finish_floats(int dim)
-{
-    size_t shares = slices_of(dim) * SHARES;
-    return shares > (size_t)dim ? shares : (size_t)dim;
 }
 
 size_t td_cuda_hyper_bytes(const td_dev_limits *limits)
@@ -456,11 +431,12 @@ td_status td_cuda_hyper(td_dev *base, const td_hyper_args *a)
 {
     td_cuda_dev *dev = td_cuda(base);
     if (a->n_rows < 0 || a->n_rows > dev->limits.rows || a->dim < 16 || a->dim > dev->limits.dim || a->dim % 16 ||
-        finish_floats(a->dim) * sizeof(float) > 48 * 1024 ||
+        (size_t)a->dim * sizeof(float) > SHARED_MAX ||
         ((uint64_t)a->n_rows + MANY_AT_ONCE) * S * (uint64_t)a->dim > UINT32_MAX)
         return TD_EINVAL;
     if (!a->n_rows || (!a->fn && !a->partials)) return TD_OK;
     td_arena arena;
+    td_cuda_catch_up(dev); /* with the pending site's Sinkhorn */
     td_cuda_scratch(dev, &arena);
     hyper_args h = {
         a->n_rows, a->dim, a->iters, a->rms_eps, a->hc_eps, a->partials, a->fn, a->base, a->scale, a->norm
@@ -478,7 +454,10 @@ td_status td_cuda_hyper(td_dev *base, const td_hyper_args *a)
         td_launch(dev, k_hyper_slices_many, dim3((unsigned)slices, td_ceil_div((size_t)a->n_rows, rows)), THREADS, 0, h,
                   (int)rows);
     }
-    if (a->fn)
-        td_launch(dev, k_hyper_finish, a->n_rows, THREADS + 32, finish_floats(a->dim) * sizeof(float), h, (int)slices);
+    if (!a->fn) return td_cuda_launched(dev, "hyper");
+    td_launch(dev, k_hyper_finish, a->n_rows, THREADS, a->dim * sizeof(float), h, (int)slices);
+    td_cuda_aside(dev);
+    td_launch(dev, k_hyper_sinkhorn, td_ceil_div((size_t)a->n_rows, SINKHORN_ROWS), 32 * SINKHORN_ROWS, 0, h);
+    td_cuda_aside_end(dev);
     return td_cuda_launched(dev, "hyper");
 }
