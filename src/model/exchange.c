@@ -11,6 +11,7 @@
 
 #include <sched.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #define SPIN_NS     200000   /* a decode window's next bell comes within this */
 #define YIELD_NS    20000000 /* a prompt's; afterwards the core is given away */
@@ -123,7 +124,7 @@ td_status td_model_gathered(const td_model *m, td_error *err)
 
 /* ---- the model's part ---- */
 
-td_status td_model_exchange(td_model *m, int n_rows, td_error *err)
+td_status td_model_exchange(td_model *m, int n_rows, const td_model_ahead *ahead, td_error *err)
 {
     if (m->options.world == 1) return TD_OK;
     if (!td_model_gathers_on_device(m)) return cross(m, m->s.partials, part_bytes(m, n_rows), err);
@@ -135,6 +136,7 @@ td_status td_model_exchange(td_model *m, int n_rows, td_error *err)
                             .slots = m->gather_slots,
                             .loopback_ns = m->options.loopback_ns,
                             .limit_ns = DEVICE_NS };
+    if (n_rows <= TD_WINDOW_MAX) memcpy(args.next, ahead->span, sizeof args.next); /* a prompt computes meanwhile */
     td_status status = m->ops->gather(m->dev, &args);
     if (status) return td_fail(err, status, "gather of %d rows: %s", n_rows, td_status_text(status));
     if (m->recording || !m->bell) return TD_OK;

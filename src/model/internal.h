@@ -188,6 +188,13 @@ static inline bool td_model_traced(const td_model *m)
     return m->trace.user || m->trace.layer || m->trace.mlp_input || m->trace.experts || m->trace.pools;
 }
 
+/* May a window of n_rows branch (td_dev_fork)? Small ones leave most of a device idle. Only recordings do: called one by
+ * one, operations wait for their host rather than for each other, and are what recordings are compared with. */
+static inline bool td_model_branches(const td_model *m, int n_rows)
+{
+    return m->recording && n_rows <= TD_WINDOW_MAX;
+}
+
 /* memory.c: where device memory comes from. */
 td_status td_memory_create(td_model *m, size_t n_bytes, size_t shared_bytes, td_error *err);
 void td_memory_destroy(td_model *m);
@@ -210,11 +217,19 @@ td_status td_model_mlp_block(td_model *m, const td_model_mlp *mlp, int n_rows);
 td_status td_model_moe_block(td_model *m, const td_model_moe *moe, int n_rows);
 float *td_model_partial(const td_model *m, int own, int n_rows); /* [n_rows][dim] of an own shard */
 
-/* exchange.c: partials of the other rank into m->s.partials. On a device the host's part follows: answer is for
- * recordings with n_gathers of n_rows, settle for what is still to be answered, gathered (after td_dev_sync) says whether
- * the device waited for every answer; after a failure abandon lets the device run out, and nothing is answered any more.
- * share_link takes what the plan says from the link. */
-td_status td_model_exchange(td_model *m, int n_rows, td_error *err);
+/* ahead.c: the weights that are read after an exchange, in the order of their use. attention of n_layers: the head. */
+typedef struct td_model_ahead {
+    td_span span[TD_GATHER_NEXT];
+    int n;
+} td_model_ahead;
+td_model_ahead td_model_ahead_attention(const td_model *m, int layer);
+td_model_ahead td_model_ahead_feed_forward(const td_model *m, int layer);
+
+/* exchange.c: partials of the other rank into m->s.partials; ahead: what is read next. On a device the host's part
+ * follows: answer is for recordings with n_gathers of n_rows, settle for what is still to be answered, gathered (after
+ * td_dev_sync) says whether the device waited for every answer; after a failure abandon lets the device run out, and
+ * nothing is answered any more. share_link takes what the plan says from the link. */
+td_status td_model_exchange(td_model *m, int n_rows, const td_model_ahead *ahead, td_error *err);
 td_status td_model_answer(td_model *m, int n_gathers, int n_rows, td_error *err);
 td_status td_model_settle(td_model *m, td_error *err);
 td_status td_model_gathered(const td_model *m, td_error *err);

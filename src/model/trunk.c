@@ -106,7 +106,8 @@ td_status td_model_attention(td_model *m, int layer, const td_model_window *wind
     td_status status = l->is_dsa ? td_model_dsa_block(m, &l->dsa, window) : td_model_kda_block(m, &l->kda, window);
     if (status) return block_failed(err, status, layer, l->is_dsa ? "sparse attention" : "delta attention");
     if (l->is_dsa) trace_pools(m, layer, window->w.n_rows);
-    return td_model_exchange(m, window->w.n_rows, err);
+    td_model_ahead ahead = td_model_ahead_feed_forward(m, layer);
+    return td_model_exchange(m, window->w.n_rows, &ahead, err);
 }
 
 td_status td_model_feed_forward(td_model *m, int layer, const td_model_window *window, td_error *err)
@@ -117,7 +118,8 @@ td_status td_model_feed_forward(td_model *m, int layer, const td_model_window *w
     if (status) return block_failed(err, status, layer, l->is_moe ? "experts" : "MLP");
     trace_mlp_input(m, layer, n_rows);
     if (l->is_moe) trace_experts(m, layer, n_rows);
-    return td_model_exchange(m, n_rows, err);
+    td_model_ahead ahead = td_model_ahead_attention(m, layer + 1);
+    return td_model_exchange(m, n_rows, &ahead, err);
 }
 
 /* Writes the pending block's output back (unless it is the first site) and, with a site, enters it. */

@@ -25,6 +25,13 @@ typedef struct td_bell {
     alignas(TD_BELL_LINE) uint32_t gave_up; /* device: the gather that waited beyond its limit; 0: none */
 } td_bell;
 
+/* Memory that is read soon. */
+typedef struct td_span {
+    const void *data; /* 16-byte aligned */
+    size_t n_bytes;
+} td_span;
+enum { TD_GATHER_NEXT = 8 };
+
 typedef struct td_gather_args {
     int rank;        /* 0 or 1 */
     size_t n_bytes;  /* of one rank's part; a multiple of 16 */
@@ -33,7 +40,9 @@ typedef struct td_gather_args {
     td_bell *bell;   /* NULL: nobody answers; the part itself comes back after loopback_ns (measurements) */
     void *slots;     /* [2][n_bytes], host and device see it; unused without a bell */
     int64_t loopback_ns;
-    int64_t limit_ns; /* of waiting for `arrived` */
+    int64_t limit_ns;             /* of waiting for `arrived` */
+    td_span next[TD_GATHER_NEXT]; /* weights that come next, in the order of their use; n_bytes 0: no more. A device
+                                     whose memory idles while it waits may fetch them into its caches */
 } td_gather_args;
 
 typedef td_status td_gather_fn(td_dev *dev, const td_gather_args *args);

@@ -42,7 +42,8 @@ static void make(rig *r, oc_ctx *oc, int rank, size_t n_bytes)
                                 .state = (uint32_t *)(void *)((char *)r->device + 2 * n_bytes),
                                 .bell = bell,
                                 .slots = slots,
-                                .limit_ns = 20000000000ll };
+                                .limit_ns = 20000000000ll,
+                                .next = { { r->device, n_bytes + 7 }, { (char *)r->device + n_bytes, 100 } } };
 }
 
 static void destroy(rig *r)
