@@ -9,13 +9,24 @@ static size_t proj_columns(const td_model *m)
     return (size_t)(m->config.q_lora + m->config.kv_lora + 2 * TD_HEAD);
 }
 
-/* Projections of the row, latent and index key into the caches, c_q. */
+/* Projections of the normed row: latent and query, index key, and with `sparse` the weights of the index heads. */
+static td_status project(td_model *m, const td_model_dsa *dsa, const td_window *w, bool sparse)
+{
+    size_t dim = (size_t)m->config.hidden, stride = proj_columns(m), heads = (size_t)m->config.index_heads;
+    td_act *index = td_act_at(m->dev, m->s.dsa_proj, stride - 2 * TD_HEAD);
+    bool beside = td_model_branches(m, w->n_rows);
+    if (beside) TD_TRY(td_dev_fork(m->dev));
+    TD_TRY(td_model_linear(m, &dsa->index_in, w->n_rows, m->s.n, dim, index, stride));
+    if (sparse) TD_TRY(td_model_linear_f32(m, &dsa->index_weights, w->n_rows, m->s.n, dim, m->s.index_weights, heads));
+    if (beside) TD_TRY(td_dev_main(m->dev));
+    TD_TRY(td_model_linear(m, &dsa->latent_in, w->n_rows, m->s.n, dim, m->s.dsa_proj, stride));
+    return beside ? td_dev_join(m->dev) : TD_OK;
+}
+
+/* Latent and index key into the caches, c_q. */
 static td_status store(td_model *m, const td_model_dsa *dsa, const td_window *w)
 {
-    size_t dim = (size_t)m->config.hidden, stride = proj_columns(m), index_at = stride - 2 * TD_HEAD;
-    td_act *index = td_act_at(m->dev, m->s.dsa_proj, index_at);
-    TD_TRY(td_model_linear(m, &dsa->latent_in, w->n_rows, m->s.n, dim, m->s.dsa_proj, stride));
-    TD_TRY(td_model_linear(m, &dsa->index_in, w->n_rows, m->s.n, dim, index, stride));
+    size_t stride = proj_columns(m);
     td_dsa_store_args args = { .window = w,
                                .cache = dsa->cache,
                                .q_lora = m->config.q_lora,
@@ -32,14 +43,11 @@ static td_status store(td_model *m, const td_model_dsa *dsa, const td_window *w)
 }
 
 /* Pools that each row attends to. Scores are needed only once some row sees more pools than it may keep. */
-static td_status select_pools(td_model *m, const td_model_dsa *dsa, const td_window *w)
+static td_status select_pools(td_model *m, const td_model_dsa *dsa, const td_window *w, bool sparse)
 {
     size_t heads = (size_t)m->config.index_heads, q_lora = (size_t)m->config.q_lora;
-    if (td_model_window_sparse(m, w)) {
+    if (sparse)
         TD_TRY(td_model_linear(m, &dsa->index_q, w->n_rows, m->s.dsa_c_q, q_lora, m->s.index_q, heads * TD_HEAD));
-        TD_TRY(td_model_linear_f32(m, &dsa->index_weights, w->n_rows, m->s.n, (size_t)m->config.hidden,
-                                   m->s.index_weights, heads));
-    }
     td_dsa_select_args args = { .window = w,
                                 .cache = dsa->cache,
                                 .n_heads = m->config.index_heads,
@@ -75,9 +83,14 @@ td_status td_model_dsa_block(td_model *m, const td_model_dsa *dsa, const td_mode
 {
     const td_window *w = &window->w;
     size_t q_stride = (size_t)dsa->q_b.out, first_head = 0;
+    bool sparse = td_model_window_sparse(m, w), beside = td_model_branches(m, w->n_rows);
+    TD_TRY(project(m, dsa, w, sparse));
     TD_TRY(store(m, dsa, w));
-    TD_TRY(select_pools(m, dsa, w));
+    if (beside) TD_TRY(td_dev_fork(m->dev));
     TD_TRY(td_model_linear(m, &dsa->q_b, w->n_rows, m->s.dsa_c_q, (size_t)m->config.q_lora, m->s.dsa_q, q_stride));
+    if (beside) TD_TRY(td_dev_main(m->dev));
+    TD_TRY(select_pools(m, dsa, w, sparse));
+    if (beside) TD_TRY(td_dev_join(m->dev));
     for (int own = 0; own < m->n_own; own++) {
         TD_TRY(attend(m, dsa, w, own, first_head, q_stride));
         first_head += (size_t)dsa->shard[own].kv_b.n_heads;

@@ -50,9 +50,14 @@ td_status td_model_kda_block(td_model *m, const td_model_kda *kda, const td_mode
     columns c = columns_of(m, kda);
     int n_rows = window->w.n_rows;
     const td_act *proj = m->s.kda_proj;
+    /* Rows of proj that do not start at multiples of 16 bytes are copied by a GPU, which a branch has no room for. */
+    bool beside = td_model_branches(m, n_rows) && c.n % 8 == 0;
     TD_TRY(td_model_linear(m, &kda->in, n_rows, m->s.n, (size_t)m->config.hidden, m->s.kda_proj, c.n));
-    TD_TRY(td_model_linear(m, &kda->f_b, n_rows, td_model_act(m, proj, c.f_a), c.n, m->s.kda_f, c.own_width));
+    if (beside) TD_TRY(td_dev_fork(m->dev));
     TD_TRY(td_model_linear(m, &kda->g_b, n_rows, td_model_act(m, proj, c.g_a), c.n, m->s.kda_gate, c.own_width));
+    if (beside) TD_TRY(td_dev_main(m->dev));
+    TD_TRY(td_model_linear(m, &kda->f_b, n_rows, td_model_act(m, proj, c.f_a), c.n, m->s.kda_f, c.own_width));
+    if (beside) TD_TRY(td_dev_join(m->dev));
     size_t first_head = 0;
     for (int own = 0; own < m->n_own; own++) {
         TD_TRY(shard_block(m, kda, window, &c, own, first_head));

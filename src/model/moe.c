@@ -38,12 +38,11 @@ static td_status route(td_model *m, const td_model_moe *moe, int n_rows)
     return m->ops->router(m->dev, &args);
 }
 
-/* The shared expert's partial goes first into y; the experts operation adds it after its own sum. */
-static td_status experts_shard(td_model *m, const td_model_moe *moe, int own, int n_rows)
+/* The shared expert's partial is in y already; the experts operation adds it after its own sum. */
+static td_status experts_shard(td_model *m, const td_model_moe *moe, int own, int n_rows, bool join)
 {
     bool shared = m->config.n_shared_experts > 0;
     float *y = td_model_partial(m, own, n_rows);
-    if (shared) TD_TRY(mlp_shard(m, &moe->shared.shard[own], n_rows, y));
     td_experts_args args = { .n_rows = n_rows,
                              .top_k = m->config.top_k,
                              .limit = m->config.swiglu_limit,
@@ -52,13 +51,20 @@ static td_status experts_shard(td_model *m, const td_model_moe *moe, int own, in
                              .ids = m->s.expert_ids,
                              .weights = m->s.expert_weights,
                              .shared = shared ? y : NULL,
+                             .join = join,
                              .y = y };
     return m->ops->experts(m->dev, &args);
 }
 
+/* The shared expert depends on the normed rows alone: in a small window it runs beside the router and
+ * the first experts, which wait for it when they need it. */
 td_status td_model_moe_block(td_model *m, const td_model_moe *moe, int n_rows)
 {
+    bool beside = m->config.n_shared_experts > 0 && td_model_branches(m, n_rows);
+    if (beside) TD_TRY(td_dev_fork(m->dev));
+    if (m->config.n_shared_experts > 0) TD_TRY(td_model_mlp_block(m, &moe->shared, n_rows));
+    if (beside) TD_TRY(td_dev_main(m->dev));
     TD_TRY(route(m, moe, n_rows));
-    for (int own = 0; own < m->n_own; own++) TD_TRY(experts_shard(m, moe, own, n_rows));
+    for (int own = 0; own < m->n_own; own++) TD_TRY(experts_shard(m, moe, own, n_rows, beside && own == 0));
     return TD_OK;
 }

@@ -66,6 +66,7 @@ typedef struct td_experts_args {
     const int32_t *ids;   /* [rows][top_k] */
     const float *weights; /* [rows][top_k] */
     const float *shared;  /* [rows][dim] or NULL */
+    bool join;            /* `shared` comes from an open branch (td_dev_fork), which is joined before it is read */
     float *y;             /* [rows][dim] out */
 } td_experts_args;
 typedef td_status td_experts_fn(td_dev *dev, const td_experts_args *a);

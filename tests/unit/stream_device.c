@@ -58,6 +58,9 @@ struct stream_dev {
     bool running, end;
     td_status status;
     td_graph *recording;
+    struct td_graph branch; /* jobs between fork and join, while they are kept back */
+    bool branching, late;   /* operations go to a branch; this one's run after what is enqueued beside it */
+    uint32_t order;         /* random */
     int n_recorded, n_launched;
 };
 
@@ -76,6 +79,10 @@ static void append(struct td_graph *list, const job *j)
 static td_status enqueue(td_dev *base, const job *j)
 {
     stream_dev *dev = (stream_dev *)base;
+    if (dev->branching && dev->late) {
+        append(&dev->branch, j);
+        return TD_OK;
+    }
     if (dev->recording) {
         append(dev->recording, j);
         return TD_OK;
@@ -144,7 +151,17 @@ PLAIN_OP(residual)
 PLAIN_OP(linear)
 PLAIN_OP(swiglu)
 PLAIN_OP(router)
-PLAIN_OP(experts)
+
+static td_status run_experts(stream_dev *dev, job *j)
+{
+    return dev->ops.experts(dev->cpu, &j->a.experts);
+}
+
+static td_status put_experts(td_dev *dev, const td_experts_args *a)
+{
+    td_status status = a->join ? td_dev_join(dev) : TD_OK;
+    return status ? status : enqueue(dev, &(job){ .run = run_experts, .a.experts = *a });
+}
 
 /* As src/ops/cuda/gather.cu. */
 static td_status run_gather(stream_dev *dev, job *j)
@@ -243,6 +260,7 @@ static void destroy(td_dev *base)
     pthread_join(dev->thread, NULL);
     td_dev_destroy(dev->cpu);
     free(dev->queue.jobs);
+    free(dev->branch.jobs);
     free(dev);
 }
 
@@ -346,6 +364,33 @@ static void graph_destroy(td_dev *dev, td_graph *graph)
     free(graph);
 }
 
+/* Branches run in one of the two orders that a GPU's might: half of them after what is enqueued beside them. */
+static td_status fork_(td_dev *base)
+{
+    stream_dev *dev = of(base);
+    td_check(!dev->branching && !dev->branch.n);
+    dev->branching = true;
+    dev->order = dev->order * 1664525u + 1013904223u;
+    dev->late = dev->order >> 31;
+    return TD_OK;
+}
+
+static td_status main_(td_dev *base)
+{
+    td_check(of(base)->branching);
+    of(base)->branching = false;
+    return TD_OK;
+}
+
+static td_status join(td_dev *base)
+{
+    stream_dev *dev = of(base);
+    td_check(!dev->branching);
+    for (int i = 0; i < dev->branch.n; i++) enqueue(base, &dev->branch.jobs[i]);
+    dev->branch.n = 0;
+    return TD_OK;
+}
+
 static const td_dev_calls calls = { .destroy = destroy,
                                     .act_from_f32 = from_f32,
                                     .act_to_f32 = to_f32,
@@ -364,7 +409,10 @@ static const td_dev_calls calls = { .destroy = destroy,
                                     .capture_begin = capture_begin,
                                     .capture_end = capture_end,
                                     .graph_launch = graph_launch,
-                                    .graph_destroy = graph_destroy };
+                                    .graph_destroy = graph_destroy,
+                                    .fork = fork_,
+                                    .main = main_,
+                                    .join = join };
 
 static void fill_table(stream_dev *dev, td_ops *ops)
 {

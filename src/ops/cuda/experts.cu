@@ -448,5 +448,7 @@ td_status td_cuda_experts(td_dev *base, const td_experts_args *a)
     carve(&arena, (size_t)e.picks, x->dim, x->width, x->n_experts, &e);
     e.counters = td_cuda_counters(dev) + TD_COUNTERS_EXPERTS_AT;
     td_gpu_kind kind = kind_of(x);
-    return kind == TD_GPU_MCG4 && td_cuda_experts_few_fits(&e) ? td_cuda_experts_few(dev, &e) : run(dev, &e, kind);
+    if (kind == TD_GPU_MCG4 && td_cuda_experts_few_fits(&e)) return td_cuda_experts_few(dev, &e, a->join);
+    td_status status = a->join ? td_cuda_join(base) : TD_OK;
+    return status == TD_OK ? run(dev, &e, kind) : status;
 }

@@ -77,7 +77,7 @@ typedef struct td_experts_call {
 
 /* experts_few.cu: whole calls of up to 8 rows with 4-bit mcg experts; false: not for this call. */
 bool td_cuda_experts_few_fits(const td_experts_call *a);
-td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a);
+td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a, bool join);
 
 /* Where input k of a rotated row is stored: within 32 inputs, the eight that lane t of a tensor-core step pair needs
  * are in a row (inputs 2t, 2t+1, 2t+8, 2t+9 of the first step, then of the second). */
