@@ -7,7 +7,6 @@ import re
 GB10 = dict(sm=48, ghz=2.4, registers=65536, shared=100 * 1024, block_shared=99 * 1024, threads=1536, blocks=24)
 H200 = dict(sm=132, ghz=1.755, registers=65536, shared=228 * 1024, block_shared=227 * 1024, threads=2048, blocks=32)
 
-TILES = {0: 98304, 1: 86016, 2: 98304}  # k_linear_many: stages of bf16, q4, fp8
 FORMATS, KINDS = ["bf16", "q4", "fp8"], ["4-bit mcg", "other EXL3", "plain"]
 SHAPES = ["any shape", "full groups", "equal slices"]
 FEW = {16: "one row", 8: "2 to 8 rows"}
@@ -21,7 +20,7 @@ KERNELS = {
     "k_hyper_sinkhorn": (128, 0, "hyper-connections: mixing of the next site, on a branch"),
     "k_linear_few": (256, 0, lambda t: f"product, {FORMATS[t[0]]}, {ROWS[t[1]]}, "
                      f"{t[2]} group{'s' if t[2] > 1 else ''} in flight, {SHAPES[t[3]]}"),
-    "k_linear_many": (256, lambda t: TILES[t[0]], lambda t: f"product, {FORMATS[t[0]]}, prompts"),
+    "k_linear_many": (128, 49664, lambda t: f"product, {FORMATS[t[0]]}, prompts"),
     "k_linear_sums": (256, 0, "q4 products of prompts: sums of x"),
     "k_linear_align": (128, 0, "product: rows that are not aligned"),
     "k_kda_recurrent": (512, 36896, lambda t: "KDA row by row" + (", two blocks" if t[0] == 2 else "")),

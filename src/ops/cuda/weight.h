@@ -8,7 +8,7 @@
  * 2 h + i / 4 (i = 0..7), so that a lane reads x in 16-byte pieces too. Inputs beyond `in` are zeros.
  *
  * Sums. `in` is cut into slices of whole groups; a slice is one chain of tensor-core steps from +0 (q4: per group a
- * chain, then y = fma(s, dot, y), y = fma(b, sum of x, y)); slices are added in order. The cut depends on `in` alone.
+ * chain, then y = fma(b, sum of x, y), y = fma(s, dot, y)); slices are added in order. The cut depends on `in` alone.
  */
 #ifndef TD_OPS_CUDA_WEIGHT_H
 #define TD_OPS_CUDA_WEIGHT_H

@@ -1,0 +1,122 @@
+/* What the kernels of dense products share (linear_few.cu, linear_many.cu): the arguments, and the
+ * arithmetic of a group of 64 inputs, whose order of operations must be the same everywhere (weight.h). Decoding of q4
+ * and fp8 gives exact bf16 numbers; scales are applied to fp32 sums. */
+#ifndef TD_OPS_CUDA_PRODUCT_H
+#define TD_OPS_CUDA_PRODUCT_H
+
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/device.h"
+#include "ops/cuda/weight.h"
+
+/* The most rows of linear_few.cu; the rows of a block of linear_many.cu. */
+enum { TD_FEW_ROWS = 64, TD_MANY_ROWS = 64 };
+
+typedef struct td_product {
+    const uint8_t *w;
+    size_t w_batch, panel_bytes;
+    int out, in, n_rows, n_panels, groups, slices;
+    const td_bf16 *x;
+    size_t x_stride, x_batch;
+    td_bf16 *y_act;
+    float *y_f32;
+    size_t y_stride, y_batch;
+    const float *sums; /* q4, many rows: [groups][sums_stride] of x, sums_stride a multiple of TD_MANY_ROWS */
+    size_t sums_stride;
+} td_product;
+
+/* linear_few.cu: up to TD_FEW_ROWS rows. linear_many.cu: any number; q4 with p->sums filled by td_product_sums().
+ * All give a row the same bits. */
+void td_product_few(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch);
+void td_product_many(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch);
+void td_product_sums(const td_cuda_dev *dev, const td_product *p, float *sums);
+cudaError_t td_product_many_init(void);
+
+TD_DEVICE void td_product_store(const td_product &p, int batch, int row, int out, float value)
+{
+    size_t at = (size_t)batch * p.y_batch + (size_t)row * p.y_stride + out;
+    if (p.y_act)
+        p.y_act[at] = td_to_bf16(value);
+    else
+        p.y_f32[at] = value;
+}
+
+/* One step's A operand of q4 from a lane's word, exact. */
+TD_DEVICE void td_decode_q4(uint32_t word, uint32_t a[4])
+{
+    const uint32_t magic = 0x43004300u; /* bf16 128: its last mantissa bit counts 1 */
+    __nv_bfloat162 base = *(const __nv_bfloat162 *)&magic;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        uint32_t v = td_and_or(word >> 4 * r, 0x000f000fu, magic);
+        __nv_bfloat162 q = __hsub2(*(__nv_bfloat162 *)&v, base);
+        a[r] = *(uint32_t *)&q;
+    }
+}
+
+/* One step's A operand of fp8 from two of a lane's words, exact. */
+TD_DEVICE void td_decode_fp8(uint32_t w0, uint32_t w1, uint32_t a[4])
+{
+    a[0] = td_e4m3_pair(w0);
+    a[1] = td_e4m3_pair(w0 << 8);
+    a[2] = td_e4m3_pair(w1);
+    a[3] = td_e4m3_pair(w1 << 8);
+}
+
+/* 16-byte loads a lane makes for a group. */
+template <int FORMAT> struct td_pieces {
+    static const int N = FORMAT == TD_W_BF16 ? 4 : FORMAT == TD_W_FP8 ? 2 : 1;
+};
+
+template <int FORMAT> TD_DEVICE void td_decode(const uint4 *raw, int step, uint32_t a[4])
+{
+    if (FORMAT == TD_W_BF16) {
+        a[0] = raw[step].x;
+        a[1] = raw[step].y;
+        a[2] = raw[step].z;
+        a[3] = raw[step].w;
+    } else if (FORMAT == TD_W_FP8) {
+        uint4 v = raw[step / 2];
+        td_decode_fp8(step % 2 ? v.z : v.x, step % 2 ? v.w : v.y, a);
+    } else {
+        uint4 v = raw[0];
+        td_decode_q4(step == 0 ? v.x : step == 1 ? v.y : step == 2 ? v.z : v.w, a);
+    }
+}
+
+/* y = fma(b, sum, y); y = fma(s, dot, y) for outputs g (pair.x) and g + 8 (pair.y): the sum is there before dot is. */
+TD_DEVICE void td_fold_q4(float acc[4], const float dot[4], uint2 pair, float sum0, float sum1)
+{
+    float s0 = td_low_bf16(pair.x), b0 = td_high_bf16(pair.x), s1 = td_low_bf16(pair.y), b1 = td_high_bf16(pair.y);
+    acc[0] = fmaf(s0, dot[0], fmaf(b0, sum0, acc[0]));
+    acc[1] = fmaf(s0, dot[1], fmaf(b0, sum1, acc[1]));
+    acc[2] = fmaf(s1, dot[2], fmaf(b1, sum0, acc[2]));
+    acc[3] = fmaf(s1, dot[3], fmaf(b1, sum1, acc[3]));
+}
+
+/* Sums of a group of x for rows 2t, 2t + 1 of a B operand: the tensor core with ones for A. */
+TD_DEVICE void td_group_sums(const uint32_t b[8], float *sum0, float *sum1)
+{
+    const uint32_t ones[4] = { 0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u };
+    float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+#pragma unroll
+    for (int step = 0; step < 4; step++) td_mma_bf16(c, ones, b[2 * step], b[2 * step + 1]);
+    *sum0 = c[0];
+    *sum1 = c[1];
+}
+
+/* B operand of a group: two pieces of row x; b[2 step], b[2 step + 1]. Zeros beyond `in`, unless it fills all groups.
+ */
+template <bool FULL> TD_DEVICE void td_load_x(const td_bf16 *x, int k, int in, uint32_t b[8])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (FULL || k + 32 * half < in) v = *(const uint4 *)(x + k + 32 * half);
+        b[4 * half] = v.x;
+        b[4 * half + 1] = v.y;
+        b[4 * half + 2] = v.z;
+        b[4 * half + 3] = v.w;
+    }
+}
+
+#endif
