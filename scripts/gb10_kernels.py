@@ -20,6 +20,8 @@ KERNELS = {
     "k_hyper_sinkhorn": (128, 0, "hyper-connections: mixing of the next site, on a branch"),
     "k_linear_few": (256, 0, lambda t: f"product, {FORMATS[t[0]]}, {ROWS[t[1]]}, "
                      f"{t[2]} group{'s' if t[2] > 1 else ''} in flight, {SHAPES[t[3]]}"),
+    "k_linear_turns": (256, lambda t: 8 * (1056 * t[0] + 1088), lambda t: "product, q4, up to 8 rows, many panels, "
+                       f"{t[0]} group{'s' if t[0] > 1 else ''} a slice"),
     "k_linear_many": (128, 49664, lambda t: f"product, {FORMATS[t[0]]}, prompts"),
     "k_linear_sums": (256, 0, "q4 products of prompts: sums of x"),
     "k_linear_align": (128, 0, "product: rows that are not aligned"),

@@ -16,7 +16,8 @@ static __global__ void k_linear_align(int in, const td_bf16 *x, size_t x_stride,
 
 cudaError_t td_cuda_linear_init(void)
 {
-    return td_product_many_init();
+    cudaError_t error = td_product_turns_init();
+    return error == cudaSuccess ? td_product_many_init() : error;
 }
 
 static size_t padded_rows(size_t rows)

@@ -147,6 +147,7 @@ template <int FORMAT> static void launch(const td_cuda_dev *dev, const td_produc
 
 void td_product_few(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch)
 {
+    if (format == TD_W_Q4 && n_batch == 1 && td_product_turns(dev, p)) return;
     switch (format) {
     case TD_W_Q4: launch<TD_W_Q4>(dev, *p, n_batch); break;
     case TD_W_FP8: launch<TD_W_FP8>(dev, *p, n_batch); break;

@@ -1,4 +1,4 @@
-/* What the kernels of dense products share (linear_few.cu, linear_many.cu): the arguments, and the
+/* What the kernels of dense products share (linear_few.cu, linear_turns.cu, linear_many.cu): the arguments, and the
  * arithmetic of a group of 64 inputs, whose order of operations must be the same everywhere (weight.h). Decoding of q4
  * and fp8 gives exact bf16 numbers; scales are applied to fp32 sums. */
 #ifndef TD_OPS_CUDA_PRODUCT_H
@@ -25,11 +25,13 @@ typedef struct td_product {
 } td_product;
 
 /* linear_few.cu: up to TD_FEW_ROWS rows. linear_many.cu: any number; q4 with p->sums filled by td_product_sums().
- * All give a row the same bits. */
+ * linear_turns.cu: q4, one matrix; whether it is for this shape, and then it did. All give a row the same bits. */
 void td_product_few(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch);
 void td_product_many(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch);
 void td_product_sums(const td_cuda_dev *dev, const td_product *p, float *sums);
+bool td_product_turns(const td_cuda_dev *dev, const td_product *p);
 cudaError_t td_product_many_init(void);
+cudaError_t td_product_turns_init(void);
 
 TD_DEVICE void td_product_store(const td_product &p, int batch, int row, int out, float value)
 {
