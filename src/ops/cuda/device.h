@@ -101,6 +101,25 @@ TD_DEVICE float td_block_sum(float x, int n_warps, float *scratch)
     return sum;
 }
 
+/* Sum over the threads of a block before this one, of whole warps, 32 at most; *all is the sum over all of them. Two
+ * 16-bit numbers may be packed. scratch: [32]. */
+TD_DEVICE uint32_t td_block_before(uint32_t x, uint32_t *scratch, uint32_t *all)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t sum = x;
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) scratch[warp] = sum;
+    __syncthreads();
+    uint32_t of_warp = lane < (int)blockDim.x / 32 ? scratch[lane] : 0;
+    *all = __reduce_add_sync(0xffffffffu, of_warp);
+    return sum - x + __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0);
+}
+
 TD_DEVICE void td_mma_bf16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     asm volatile(

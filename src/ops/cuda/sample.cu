@@ -287,22 +287,6 @@ static TD_DEVICE void write_list(const pick_block *b, const uint64_t *keys, td_s
         out->candidates[i] = candidate_of(&b->r, i < b->n_sent ? keys[i] : 0);
 }
 
-/* Sum over threads before this one. */
-static TD_DEVICE uint32_t sum_before(uint32_t x, uint32_t *warp_sum)
-{
-    int lane = threadIdx.x % 32;
-    uint32_t sum = x;
-    for (int step = 1; step < 32; step <<= 1) {
-        uint32_t other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
-    }
-    __syncthreads();
-    if (lane == 31) warp_sum[threadIdx.x / 32] = sum;
-    __syncthreads();
-    for (int w = 0; w < (int)threadIdx.x / 32; w++) sum += warp_sum[w];
-    return sum - x;
-}
-
 /* What is selected from: the keys of the row's columns, or the maxima of its groups as keys. */
 static TD_DEVICE uint64_t item(const row *r, const uint32_t *most, int i)
 {
@@ -324,7 +308,8 @@ static TD_DEVICE void narrow(pick_block *b, const uint32_t *most, int n, int shi
     __syncthreads();
     /* two bins a thread, from the largest down */
     int top = BINS - 1 - 2 * (int)threadIdx.x;
-    uint32_t first = b->bins[top], second = b->bins[top - 1], above = sum_before(first + second, b->warp_sum);
+    uint32_t first = b->bins[top], second = b->bins[top - 1], all;
+    uint32_t above = td_block_before(first + second, b->warp_sum, &all);
     __syncthreads();
     if (above < left && left <= above + first + second) {
         bool upper = left <= above + first;
