@@ -10,6 +10,7 @@ H200 = dict(sm=132, ghz=1.755, registers=65536, shared=228 * 1024, block_shared=
 FORMATS, KINDS = ["bf16", "q4", "fp8"], ["4-bit mcg", "other EXL3", "plain"]
 SHAPES = ["any shape", "full groups", "equal slices"]
 FEW = {16: "one row", 8: "2 to 8 rows"}
+WINDOWS = {1: "windows", 2: "prompts"}
 ROWS = {1: "up to 8 rows", 2: "9 to 16 rows", 4: "17 to 64 rows"}
 # base name: threads, dynamic shared memory, what for; threads and memory may be functions of the template's numbers
 KERNELS = {
@@ -33,8 +34,11 @@ KERNELS = {
     "k_dsa_store": (256, 0, "cache rows"),
     "k_dsa_store_pools": (256, 0, "pooled keys"),
     "k_select_dense": (256, 0, "selection: everything is seen"),
-    "k_select_score": (256, 0, lambda t: f"selection: scores, {['bf16', 'fp8'][t[0]]} rows"),
-    "k_select_pick": (1024, 32896, "selection: the list"),
+    "k_select_score": (256, lambda t: {1: 35344, 2: 68624}[t[1]],
+                       lambda t: f"selection: scores, {['bf16', 'fp8'][t[0]]} rows, {WINDOWS[t[1]]}, "
+                       f"{t[2] or 'any'} heads"),
+    "k_select_pick": (lambda t: t[0], 40960,
+                      lambda t: f"selection: the list, {'few' if t[0] == 1024 else 'many'} rows"),
     "k_attend_partial": (512, 83968, "attention of windows: 64 tokens"),
     "k_attend_merge": (256, 0, "attention of windows: merge"),
     "k_attend_prompt": (512, 83968, "attention of prompts"),

@@ -1,12 +1,10 @@
-/* Which pools a row attends to. Two kernels over batches of rows:
- *   k_select_score  256 pools a block in the tensor core's A registers, kept while up to 64 rows pass by as B, 16 heads
- *                   at a time (four chains of products a warp), their queries copied to shared memory a chunk ahead;
- *                   heads are summed in a fixed order: a lane's ascending, then lanes t, t ^ 1, t ^ 2
+/* Which pools a row attends to, in batches of rows: scores (dsa_score.cu), then
  *   k_select_pick   a block a row: radix selection of the least score that counts (integer histograms, so no order of
  *                   work enters), then the list in ascending order, ties by number
- * Blocks beyond the pools that the row's own position makes visible leave at once, so one recording serves every
- * context length. */
-#include "ops/cuda/kv.h"
+ * What a row sees follows from its own position, so one recording serves every context length. */
+#include "ops/cuda/dsa_select.h"
+
+#include <stddef.h>
 
 enum {
     /* Rows of the longest context whose scores fit the scratch: an eighth of a window's, which is less than experts
@@ -14,39 +12,14 @@ enum {
     BATCH_MIN = 64,
     BATCH = 256,
     BATCH_MAX = 4096,
-    BLOCK_ROWS = 64, /* of a block of k_select_score, for prompts */
-    WINDOW_ROWS = 8, /* and for windows */
-    HEADS_MAX = 64,
-    HEADS_STEP = 16,
-    CHUNK = 64, /* rows x heads that are in shared memory at a time, twice: 2 x 16 KiB */
     THREADS = 256,
-    WARP_POOLS = 32,
-    TILE = WARP_POOLS * THREADS / 32,
-    PICK_THREADS = 1024,
+    PICK_FEW = 1024, /* threads of k_select_pick, for few rows and for many */
+    PICK_MANY = 256,
     BINS = 1 << 11,
     CANDIDATES = 4096, /* pools that are looked at one by one */
-    STAGED = 8192      /* maxima that fit shared memory: of a million tokens */
+    MAXIMA = 8192,     /* that fit shared memory: of a million tokens */
+    STAGED = 16384     /* scores, where a context has so few */
 };
-
-typedef struct select_args {
-    const int32_t *pos, *seg;
-    const td_segment *segments;
-    td_dsa_cache cache;
-    int n_rows, n_heads, top_pools; /* rows of the batch; the pointers start at its first */
-    int block_rows;                 /* of a block of k_select_score */
-    float head_scale;
-    const td_bf16 *q;
-    const float *weights;
-    int32_t *count, *list;
-    float *score; /* [n_rows][score_stride] */
-    float *most;  /* [n_rows][score_stride / WARP_POOLS] the largest of each 32 */
-    size_t score_stride;
-} select_args;
-
-static TD_DEVICE int pools_of(const select_args &a, int row)
-{
-    return (a.pos[row] + 1) / TD_POOL;
-}
 
 /* Order of floats as order of integers; +0 and -0 are one value, NaN is below all. */
 static TD_DEVICE uint32_t rank_of(float score)
@@ -61,369 +34,244 @@ static TD_DEVICE float score_of_rank(uint32_t rank)
     return __uint_as_float(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank);
 }
 
-/* The pool, of 32, whose score a lane ends up with: see own_sum(). */
-static TD_DEVICE int own_pool()
+/* What is in shared memory is ranks already. */
+static TD_DEVICE uint32_t rank_of(uint32_t rank)
 {
-    int lane = threadIdx.x % 32, t = lane % 4;
-    return 16 * (t & 1) + 8 * (t >> 1) + lane / 4;
-}
-
-/* 32 pools as A operands, all 128 inputs: k[m][step] holds pools 16 m + g and 16 m + g + 8. *scale: of the lane's own
- * pool, a power of two, which the sum over heads can be multiplied with as well as the products. Pools that are not
- * there become zeros; the mask also makes the compiler move what it loaded to where the tensor core wants it once,
- * here, and not before every product. */
-template <td_kv_format FORMAT>
-static TD_DEVICE void load_keys(const select_args &a, int slot, int first, int npool, uint32_t k[2][8][4], float *scale)
-{
-    size_t bytes = td_kv_bytes(FORMAT, TD_HEAD);
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, last = npool - 1 - first;
-    const uint8_t *rows = (const uint8_t *)a.cache.pools + bytes * (size_t)td_pool_row(a.cache, slot, first);
-    if (FORMAT == TD_KV_FP8) *scale = *(const float *)(rows + min(own_pool(), last) * bytes + TD_HEAD);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int m = i / 2, half = i % 2;
-        uint32_t mask = 8 * i + g <= last ? 0xffffffffu : 0;
-        const uint8_t *row = rows + min(8 * i + g, last) * bytes;
-#pragma unroll
-        for (int j = 0; j < 4; j++) { /* 32 inputs: 8 of them in a row are this lane's */
-            uint4 v;
-            if (FORMAT == TD_KV_FP8) {
-                uint2 codes = *(const uint2 *)(row + 32 * j + 8 * t);
-                v.x = td_e4m3_pair(__byte_perm(codes.x, 0, 0x1404));
-                v.y = td_e4m3_pair(__byte_perm(codes.x, 0, 0x3424));
-                v.z = td_e4m3_pair(__byte_perm(codes.y, 0, 0x1404));
-                v.w = td_e4m3_pair(__byte_perm(codes.y, 0, 0x3424));
-            } else {
-                v = *(const uint4 *)(row + 64 * j + 16 * t);
-            }
-            k[m][2 * j][half] = v.x & mask;
-            k[m][2 * j][half + 2] = v.y & mask;
-            k[m][2 * j + 1][half] = v.z & mask;
-            k[m][2 * j + 1][half + 2] = v.w & mask;
-        }
-    }
-}
-
-/* A query is 16 pieces of 8 values; odd heads have bit 2 of the piece flipped, so that a load of eight lanes touches no
- * bank twice. */
-typedef struct chunk {
-    uint4 q[CHUNK][16];  /* [rows][heads] */
-    float weight[CHUNK]; /* raw */
-} chunk;
-
-typedef struct score_block {
-    chunk chunks[2];
-    int npool[BLOCK_ROWS]; /* that are to be scored; 0: the row sees all of its pools anyway */
-    int slot[BLOCK_ROWS];
-} score_block;
-
-static TD_DEVICE void copy_async4(void *shared, const void *global, bool valid)
-{
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), n = valid ? 4 : 0;
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(global), "r"(n) : "memory");
-}
-
-/* Asks for the queries and weights of rows row .. row + rows - 1, at most CHUNK / heads; heads that are only there to
- * fill up are zeros. */
-static TD_DEVICE void copy_queries(const select_args &a, int row, int rows, int heads, chunk *to)
-{
-    int piece = threadIdx.x % 16;
-#pragma unroll 1
-    for (int i = threadIdx.x / 16; i < rows * heads; i += THREADS / 16) {
-        int r = row + i / heads, h = i % heads;
-        bool valid = h < a.n_heads;
-        size_t at = valid ? (size_t)r * a.n_heads + h : 0;
-        td_copy_async(&to->q[i][piece ^ (i & 1) * 4], a.q + at * TD_HEAD + 8 * piece, valid);
-        if (piece == 0) copy_async4(&to->weight[i], a.weights + at, valid);
-    }
-    td_copy_commit();
-}
-
-/* sum[2 m + half] += w_h max(0, 128^-1/2 q_h . K) of pools 16 m + 8 half + g over the heads that are this lane's. */
-static TD_DEVICE void add_heads(const chunk &c, int at, int heads, float head_scale, const uint32_t k[2][8][4],
-                                float sum[4])
-{
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll 1
-    for (int h0 = at; h0 < at + heads; h0 += HEADS_STEP) {
-        float dot[2][2][4] = { { { 0.0f } } };
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint4 b[2];
-#pragma unroll
-            for (int n = 0; n < 2; n++) b[n] = c.q[h0 + 8 * n + g][(4 * j + t) ^ (g & 1) * 4];
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int m = 0; m < 2; m++) td_mma_bf16(dot[n][m], k[m][2 * j], b[n].x, b[n].y);
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int m = 0; m < 2; m++) td_mma_bf16(dot[n][m], k[m][2 * j + 1], b[n].z, b[n].w);
-        }
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            float2 w = *(const float2 *)(c.weight + h0 + 8 * n + 2 * t);
-            w.x *= head_scale;
-            w.y *= head_scale;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                float d = 0.08838834764831845f * dot[n][i / 4][i % 4];
-                sum[i / 2] = fmaf(i % 2 ? w.y : w.x, d > 0.0f ? d : 0.0f, sum[i / 2]);
-            }
-        }
-    }
-}
-
-/* Sums over lanes t, t ^ 1, then ^ 2, of four values; each lane has one of them, that of own_pool(). */
-static TD_DEVICE float own_sum(const float sum[4])
-{
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-    float a = odd ? sum[2] : sum[0], b = odd ? sum[3] : sum[1];
-    a += __shfl_xor_sync(0xffffffffu, odd ? sum[0] : sum[2], 1);
-    b += __shfl_xor_sync(0xffffffffu, odd ? sum[1] : sum[3], 1);
-    return (high ? b : a) + __shfl_xor_sync(0xffffffffu, high ? a : b, 2);
-}
-
-template <td_kv_format FORMAT> static __global__ void __launch_bounds__(THREADS, 2) k_select_score(select_args a)
-{
-    td_begin();
-    __shared__ __align__(16) score_block s;
-    int row0 = blockIdx.y * a.block_rows, rows = min(a.n_rows - row0, a.block_rows), tid = threadIdx.x, own = 0;
-    if (tid < rows) {
-        own = pools_of(a, row0 + tid);
-        s.npool[tid] = own = own > a.top_pools ? own : 0;
-        s.slot[tid] = a.segments[a.seg[row0 + tid]].slot;
-    }
-    if (!__syncthreads_or(own > (int)blockIdx.x * TILE)) return;
-    int heads = (a.n_heads + HEADS_STEP - 1) / HEADS_STEP * HEADS_STEP, chunk_rows = CHUNK / heads;
-    int first = blockIdx.x * TILE + tid / 32 * WARP_POOLS, pool = first + own_pool(), slot = -1, part = 0;
-    copy_queries(a, row0, min(rows, chunk_rows), heads, &s.chunks[0]);
-    float scale = 1.0f;
-    uint32_t k[2][8][4];
-    for (int r = 0, next = 0; r < rows; r++) {
-        int npool = s.npool[r];
-        bool live = first < npool;
-        if (live && s.slot[r] != slot) {
-            int visible = 0; /* to any row of the sequence */
-            slot = s.slot[r];
-            for (int i = tid % 32; i < rows; i += 32)
-                if (s.slot[i] == slot) visible = max(visible, s.npool[i]);
-            load_keys<FORMAT>(a, slot, first, __reduce_max_sync(0xffffffffu, visible), k, &scale);
-        }
-        if (r == next) { /* the next chunk */
-            td_copy_wait<0>();
-            __syncthreads();
-            part ^= r > 0;
-            next += chunk_rows;
-            if (next < rows) copy_queries(a, row0 + next, min(rows - next, chunk_rows), heads, &s.chunks[part ^ 1]);
-        }
-        if (live) {
-            float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            add_heads(s.chunks[part], (r + chunk_rows - next) * heads, heads, a.head_scale, k, sum);
-            float x = own_sum(sum);
-            if (FORMAT == TD_KV_FP8) x *= scale;
-            size_t at = (row0 + r) * a.score_stride;
-            if (pool < npool) a.score[at + pool] = x;
-            uint32_t least = ~__float_as_uint(-INFINITY), rank = pool < npool ? max(rank_of(x), least) : least;
-            rank = __reduce_max_sync(0xffffffffu, rank);
-            if (tid % 32 == 0) a.most[(at + first) / WARP_POOLS] = score_of_rank(rank);
-        }
-    }
+    return rank;
 }
 
 typedef struct pick_block {
-    uint32_t bins[BINS];
-    uint32_t warp_sum[PICK_THREADS / 32];
+    uint32_t bins[BINS]; /* zeros between uses */
+    uint32_t warp_sum[32];
+    uint32_t low, high; /* of the ranks that were staged */
     uint32_t prefix, mask;
     int left;
+    bool done;
 } pick_block;
 
-/* Sum over threads before this one; *all is the total. Two 16-bit halves may be packed. */
-static TD_DEVICE uint32_t block_scan(uint32_t x, uint32_t *warp_sum, uint32_t *all)
+typedef struct pick_shared {
+    uint16_t live[CANDIDATES]; /* groups of 32 that are to be read, ascending */
+    union {
+        uint32_t staged[1]; /* ranks that are read several times, as many as fit the memory that was asked for; then */
+        struct {
+            uint32_t rank[CANDIDATES];
+            int32_t pool[CANDIDATES];
+        };
+    };
+} pick_shared;
+
+/* One digit of the left-th largest of n ranks, as distances to low: narrows prefix and mask; left becomes its place
+ * among those with the prefix. Done when it is the last of them: they all belong to the largest then. Bins go from the
+ * largest down; a thread sums EACH neighbours, which lie PICK apart. */
+template <int PICK, typename T>
+static TD_DEVICE void narrow(pick_block *b, const T *score, int n, uint32_t low, int shift, int bits)
 {
-    int lane = threadIdx.x % 32;
-    uint32_t sum = x;
-    for (int step = 1; step < 32; step <<= 1) {
-        uint32_t other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
+    enum { EACH = BINS / PICK };
+    uint32_t prefix = b->prefix, mask = b->mask, digit = (1u << bits) - 1, left = (uint32_t)b->left;
+    for (int i = threadIdx.x; i < n; i += PICK) {
+        uint32_t above = rank_of(score[i]) - low, bin = digit - (above >> shift & digit);
+        if ((above & mask) == prefix) atomicAdd(&b->bins[bin % EACH * PICK + bin / EACH], 1u);
     }
     __syncthreads();
-    if (lane == 31) warp_sum[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        uint32_t w = warp_sum[lane];
-        for (int step = 1; step < 32; step <<= 1) {
-            uint32_t other = __shfl_up_sync(0xffffffffu, w, step);
-            if (lane >= step) w += other;
+    uint32_t count[EACH], sum = 0, all;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        count[j] = b->bins[j * PICK + threadIdx.x];
+        b->bins[j * PICK + threadIdx.x] = 0;
+        sum += count[j];
+    }
+    uint32_t before = td_block_before(sum, b->warp_sum, &all);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        if (before < left && left <= before + count[j]) {
+            b->left = (int)(left - before);
+            b->prefix = prefix | (digit - (EACH * threadIdx.x + j)) << shift;
+            b->mask = mask | digit << shift;
+            b->done = left == before + count[j];
         }
-        warp_sum[lane] = w;
-    }
-    __syncthreads();
-    *all = warp_sum[PICK_THREADS / 32 - 1];
-    return sum - x + (threadIdx.x >= 32 ? warp_sum[threadIdx.x / 32 - 1] : 0);
-}
-
-/* One digit of the left-th largest rank: narrows prefix and mask; left becomes its place among those with the prefix.
- */
-static TD_DEVICE void narrow(pick_block *b, const float *score, int n, int shift, int bits)
-{
-    uint32_t prefix = b->prefix, mask = b->mask, low = (1u << bits) - 1;
-    for (int i = threadIdx.x; i < BINS; i += PICK_THREADS) b->bins[i] = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += PICK_THREADS) {
-        uint32_t rank = rank_of(score[i]);
-        if ((rank & mask) == prefix) atomicAdd(&b->bins[rank >> shift & low], 1u);
-    }
-    __syncthreads();
-    /* two bins a thread, from the largest down */
-    int top = BINS - 1 - 2 * (int)threadIdx.x;
-    uint32_t first = b->bins[top], second = b->bins[top - 1], all, left = (uint32_t)b->left;
-    uint32_t above = block_scan(first + second, b->warp_sum, &all);
-    __syncthreads();
-    if (above < left && left <= above + first + second) {
-        bool upper = left <= above + first;
-        b->left = (int)(left - above - (upper ? 0 : first));
-        b->prefix = prefix | (uint32_t)(upper ? top : top - 1) << shift;
-        b->mask = mask | low << shift;
+        before += count[j];
     }
     __syncthreads();
 }
 
-/* The rank of the top-th largest of n scores, and how many equal to it belong to the top. */
-static TD_DEVICE uint32_t threshold(pick_block *b, const float *score, int n, int top, uint32_t *ties)
+/* The rank of the top-th largest of n scores, whose ranks are low .. high, and how many equal to it belong to the top;
+ * or a rank between it and the next smaller one. Digits are of the distance to low, as long as high's: most often one
+ * or two. */
+template <int PICK, typename T>
+static TD_DEVICE uint32_t threshold(pick_block *b, const T *score, int n, int top, uint32_t low, uint32_t high,
+                                    uint32_t *ties)
 {
+    enum { DIGIT = 11 };
+    static_assert(BINS == 1 << DIGIT, "a bin a digit");
     if (threadIdx.x == 0) {
         b->prefix = b->mask = 0;
         b->left = top;
+        b->done = false;
     }
     __syncthreads();
-    narrow(b, score, n, 21, 11);
-    narrow(b, score, n, 10, 11);
-    narrow(b, score, n, 0, 10);
-    *ties = (uint32_t)b->left;
-    uint32_t least = b->prefix;
+    for (int bits = 32 - __clz((int)(high - low)); bits > 0 && !b->done; bits -= DIGIT)
+        narrow<PICK>(b, score, n, low, max(bits - DIGIT, 0), min(bits, (int)DIGIT));
+    *ties = b->done ? (uint32_t)n : (uint32_t)b->left;
+    uint32_t least = low + b->prefix;
     __syncthreads();
     return least;
 }
 
-typedef struct candidates {
-    union {
-        float staged[STAGED]; /* what a radix selection reads three times; then */
-        struct {
-            float score[CANDIDATES];
-            int32_t pool[CANDIDATES];
-        };
-    };
-    uint32_t live[STAGED / 32]; /* groups that are to be read, a bit each */
-    int warp_count[PICK_THREADS / 32];
-} candidates;
-
-/* n floats into shared memory, several loads of a thread at a time. */
-static TD_DEVICE void stage(float *to, const float *from, int n)
+/* Ranks of n scores into shared memory, several loads of a thread at a time; the lowest and the highest. */
+template <int PICK> static TD_DEVICE void stage(pick_block *b, uint32_t *to, const float *from, int n)
 {
-    enum { AT_ONCE = 4 };
-    for (int i = threadIdx.x; i < n; i += AT_ONCE * PICK_THREADS) {
+    enum { AT_ONCE = 8 };
+    uint32_t low = UINT32_MAX, high = 0;
+    for (int i = threadIdx.x; i < n; i += AT_ONCE * PICK) {
         float v[AT_ONCE];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) v[j] = i + j * PICK_THREADS < n ? from[i + j * PICK_THREADS] : 0.0f;
+        for (int j = 0; j < AT_ONCE; j++) v[j] = from[min(i + j * PICK, n - 1)];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            if (i + j * PICK_THREADS < n) to[i + j * PICK_THREADS] = v[j];
+        for (int j = 0; j < AT_ONCE; j++) {
+            uint32_t rank = rank_of(v[j]);
+            if (i + j * PICK < n) to[i + j * PICK] = rank;
+            low = min(low, rank);
+            high = max(high, rank);
+        }
+    }
+    low = __reduce_min_sync(0xffffffffu, low);
+    high = __reduce_max_sync(0xffffffffu, high);
+    if (threadIdx.x % 32 == 0) {
+        atomicMin(&b->low, low);
+        atomicMax(&b->high, high);
     }
     __syncthreads();
+}
+
+/* Numbers of the groups whose maxima are least or more, ascending; how many they are. A lane has 32 neighbours. */
+template <int PICK> static TD_DEVICE int find_live(pick_block *b, pick_shared *c, int groups, uint32_t least)
+{
+    int lane = threadIdx.x % 32, steps = (groups + PICK - 1) / PICK, first = threadIdx.x / 32 * steps * 32;
+    uint32_t mine = 0, all;
+    for (int i = 0; i < steps; i++) {
+        int group = first + 32 * i + lane;
+        uint32_t votes = __ballot_sync(0xffffffffu, group < groups && c->staged[group] >= least);
+        if (lane == i) mine = votes;
+    }
+    uint32_t at = td_block_before(__popc(mine), b->warp_sum, &all);
+    for (; mine && at < CANDIDATES; mine &= mine - 1, at++)
+        c->live[at] = (uint16_t)(first + 32 * lane + __ffs(mine) - 1);
+    __syncthreads();
+    return (int)all;
 }
 
 /* Long contexts: the top-th largest of the maxima of 32 pools each cannot exceed the top-th largest score, so what is
  * below it is out, and most groups of 32 need not be read. The others' pools, in order, are what remains to be looked
- * at; their number, or 0 when that does not help (many equal scores, NaN). */
-static TD_DEVICE int filter(pick_block *b, candidates *c, const float *score, const float *most, int n, int top)
+ * at; their number, or 0 when that does not help (many equal scores, NaN). *least: no rank is lower. */
+template <int PICK>
+static TD_DEVICE int filter(pick_block *b, pick_shared *c, const float *score, const float *most, int n, int top,
+                            uint32_t *least)
 {
-    enum { AT_ONCE = 4 }; /* groups whose scores are on their way */
-    uint32_t ties;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + WARP_POOLS - 1) / WARP_POOLS, at = 0, all = 0;
-    int part = (groups + PICK_THREADS - 1) / PICK_THREADS * 32, first = warp * part, end = min(first + part, groups);
-    stage(c->staged, most, groups);
-    uint32_t least = threshold(b, c->staged, groups, top, &ties);
-#pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-        for (int g0 = first; g0 < end; g0 += 32) {
-            if (!pass) {
-                uint32_t votes = __ballot_sync(
-                    0xffffffffu, g0 + lane < end && rank_of(c->staged[min(g0 + lane, groups - 1)]) >= least);
-                if (lane == 0) c->live[g0 / 32] = votes;
-                __syncwarp();
-            }
-            for (uint32_t left = c->live[g0 / 32]; left;) {
-                int group[AT_ONCE]; /* of a warp, not of a lane */
-                float x[AT_ONCE];
+    /* Groups of a warp that are read in a turn. Of 256 threads the compiler has only two on their way at a time; all of
+     * them, by force, were 2 % faster for prompts at 128 k and 2 % slower for one row. */
+    enum { AT_ONCE = 16 };
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, groups = (n + TD_SELECT_GROUP - 1) / TD_SELECT_GROUP,
+        kept = 0;
+    uint32_t ties, of_round;
+    stage<PICK>(b, c->staged, most, groups);
+    *least = threshold<PICK>(b, c->staged, groups, top, b->low, b->high, &ties);
+    int live = find_live<PICK>(b, c, groups, *least);
+    if (live > CANDIDATES) return 0;
+    float bound = score_of_rank(*least); /* the same order, but for NaN, which is below both */
+    for (int g0 = 0; g0 < live; g0 += AT_ONCE * PICK / 32) {
+        float x[AT_ONCE];
+        uint32_t mine = 0; /* votes of a group: lane j's is j */
+        int g = g0 + warp * AT_ONCE;
 #pragma unroll
-                for (int j = 0; j < AT_ONCE; j++, left &= left - 1) {
-                    group[j] = left ? g0 + __ffs(left) - 1 : groups;
-                    x[j] = group[j] * WARP_POOLS + lane < n ? score[group[j] * WARP_POOLS + lane] : 0.0f;
-                }
+        for (int j = 0; j < AT_ONCE; j++) {
+            int pool = g + j < live ? c->live[g + j] * TD_SELECT_GROUP + lane : n;
+            x[j] = pool < n ? score[pool] : NAN;
+        }
 #pragma unroll
-                for (int j = 0; j < AT_ONCE; j++) {
-                    bool in = group[j] * WARP_POOLS + lane < n && rank_of(x[j]) >= least;
-                    uint32_t votes = __ballot_sync(0xffffffffu, in);
-                    int place = at + __popc(votes & ((1u << lane) - 1));
-                    if (pass && in) {
-                        c->score[place] = x[j];
-                        c->pool[place] = group[j] * WARP_POOLS + lane;
-                    }
-                    at += __popc(votes);
-                }
+        for (int j = 0; j < AT_ONCE; j++) {
+            uint32_t votes = __ballot_sync(0xffffffffu, x[j] >= bound);
+            if (lane == j) mine = votes;
+        }
+        int at = kept + (int)td_block_before(__popc(mine), b->warp_sum, &of_round);
+        kept += (int)of_round;
+        if (kept > CANDIDATES) return 0;
+        at = __shfl_sync(0xffffffffu, at, 0);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            uint32_t votes = __ballot_sync(0xffffffffu, x[j] >= bound);
+            if (x[j] >= bound) {
+                int place = at + __popc(votes & ((1u << lane) - 1));
+                c->rank[place] = rank_of(x[j]);
+                c->pool[place] = c->live[g + j] * TD_SELECT_GROUP + lane;
             }
+            at += __popc(votes);
         }
-        if (pass) break;
-        if (lane == 0) c->warp_count[warp] = at;
-        __syncthreads(); /* nobody needs what was staged any more */
-        at = 0;
-#pragma unroll 4
-        for (int w = 0; w < PICK_THREADS / 32; w++) {
-            at += w < warp ? c->warp_count[w] : 0;
-            all += c->warp_count[w];
-        }
-        if (all > CANDIDATES || all < top) return 0;
     }
     __syncthreads();
-    return all;
+    return kept < top ? 0 : kept; /* fewer where groups hold nothing but NaN */
 }
 
-static __global__ void __launch_bounds__(PICK_THREADS) k_select_pick(select_args a)
+/* The pools of the top largest of n scores, whose ranks are low .. high, ascending. pool: NULL where score i is pool
+ * i's. */
+template <int PICK, typename T>
+static TD_DEVICE void write_list(pick_block *b, const T *score, const int32_t *pool, int n, int top, uint32_t low,
+                                 uint32_t high, int32_t *list)
 {
-    td_begin();
-    extern __shared__ __align__(16) unsigned char smem[];
-    __shared__ pick_block b;
-    candidates *c = (candidates *)smem;
-    int row = blockIdx.x, n = pools_of(a, row);
-    if (threadIdx.x == 0) a.count[row] = n <= a.top_pools ? -1 : a.top_pools;
-    if (n <= a.top_pools) return;
-    const float *score = a.score + row * a.score_stride;
-    const int32_t *pool = NULL;
-    int groups = (n + WARP_POOLS - 1) / WARP_POOLS;
-    if (n > CANDIDATES && groups >= a.top_pools && groups <= STAGED) {
-        int kept = filter(&b, c, score, a.most + row * a.score_stride / WARP_POOLS, n, a.top_pools);
-        if (kept) {
-            score = c->score;
-            pool = c->pool;
-            n = kept;
+    enum { EACH = 4 }; /* neighbours of a thread */
+    uint32_t listed = 0, tied = 0, ties, all, least = threshold<PICK>(b, score, n, top, low, high, &ties);
+    for (int p0 = 0; p0 < n; p0 += EACH * PICK) {
+        int p = p0 + EACH * (int)threadIdx.x;
+        uint32_t more = 0, equal = 0;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            uint32_t rank = p + j < n ? rank_of(score[p + j]) : 0;
+            if (p + j < n && rank > least) more |= 1u << j;
+            if (p + j < n && rank == least) equal |= 1u << j;
         }
-    } else if (n <= STAGED) {
-        stage(c->staged, score, n);
-        score = c->staged;
-    }
-    uint32_t ties, listed = 0, tied = 0, least = threshold(&b, score, n, a.top_pools, &ties);
-    int32_t *list = a.list + (size_t)row * a.top_pools;
-    for (int p0 = 0; p0 < n; p0 += PICK_THREADS) {
-        int p = p0 + threadIdx.x;
-        uint32_t rank = p < n ? rank_of(score[p]) : 0, all;
-        bool more = p < n && rank > least, equal = p < n && rank == least;
-        uint32_t before = block_scan((more ? 1u : 0u) | (equal ? 0x10000u : 0u), b.warp_sum, &all);
-        uint32_t equal_before = tied + (before >> 16), taken_ties = min(equal_before, ties);
-        if (more || (equal && equal_before < ties)) list[listed + (before & 0xffffu) + taken_ties] = pool ? pool[p] : p;
+        uint32_t before = td_block_before(__popc(more) | __popc(equal) << 16, b->warp_sum, &all);
+        uint32_t at = listed + (before & 0xffffu), ties_before = tied + (before >> 16);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            bool above = more >> j & 1, same = equal >> j & 1;
+            if (above || (same && ties_before < ties)) list[at + min(ties_before, ties)] = pool ? pool[p + j] : p + j;
+            at += above;
+            ties_before += same;
+        }
         listed += all & 0xffffu;
         tied += all >> 16;
+    }
+}
+
+template <int PICK> static __global__ void __launch_bounds__(PICK) k_select_pick(td_select_batch a, int n_staged)
+{
+    td_begin();
+    extern __shared__ __align__(128) unsigned char smem[];
+    __shared__ pick_block b;
+    pick_shared *c = (pick_shared *)smem;
+    int row = blockIdx.x, n = td_pools_of(a, row);
+    if (threadIdx.x == 0) a.count[row] = n <= a.top_pools ? -1 : a.top_pools;
+    if (n <= a.top_pools) return;
+    for (int i = threadIdx.x; i < BINS; i += PICK) b.bins[i] = 0;
+    if (threadIdx.x == 0) {
+        b.low = UINT32_MAX;
+        b.high = 0;
+    }
+    __syncthreads();
+    const float *score = a.score + (size_t)row * a.score_stride;
+    int32_t *list = a.list + (size_t)row * a.top_pools;
+    int groups = (n + TD_SELECT_GROUP - 1) / TD_SELECT_GROUP, kept = 0;
+    uint32_t least = 0;
+    if (n > CANDIDATES && groups >= a.top_pools && groups <= min(n_staged, 32 * PICK)) {
+        const float *most = a.most + (size_t)row * a.score_stride / TD_SELECT_GROUP;
+        kept = filter<PICK>(&b, c, score, most, n, a.top_pools, &least);
+    }
+    if (kept) {
+        write_list<PICK>(&b, c->rank, c->pool, kept, a.top_pools, least, b.high, list);
+    } else if (n <= n_staged) {
+        stage<PICK>(&b, c->staged, score, n);
+        write_list<PICK>(&b, c->staged, NULL, n, a.top_pools, b.low, b.high, list);
+    } else {
+        write_list<PICK>(&b, score, NULL, n, a.top_pools, 0, UINT32_MAX, list);
     }
 }
 
@@ -436,12 +284,12 @@ static __global__ void k_select_dense(int n_rows, int32_t *count)
 
 static size_t score_stride(int64_t tokens)
 {
-    return ((size_t)tokens / TD_POOL + TILE) / TILE * TILE;
+    return ((size_t)tokens / TD_POOL + TD_SELECT_WHOLE) / TD_SELECT_WHOLE * TD_SELECT_WHOLE;
 }
 
 static size_t row_bytes(size_t stride)
 {
-    return (stride + stride / WARP_POOLS) * sizeof(float);
+    return (stride + stride / TD_SELECT_GROUP) * sizeof(float);
 }
 
 size_t td_cuda_select_bytes(const td_dev_limits *limits)
@@ -451,9 +299,23 @@ size_t td_cuda_select_bytes(const td_dev_limits *limits)
     return (size_t)rows * row_bytes(score_stride(limits->context_tokens));
 }
 
+/* Scores of a context of `pools`, if they are few; otherwise maxima, then candidates. */
+static int staged_floats(int64_t pools)
+{
+    return pools > STAGED ? (int)MAXIMA : pools > CANDIDATES ? (int)STAGED : (int)CANDIDATES;
+}
+
+static size_t pick_bytes(int n_staged)
+{
+    return offsetof(pick_shared, staged) + (size_t)n_staged * sizeof(float);
+}
+
 cudaError_t td_cuda_select_init(void)
 {
-    return cudaFuncSetAttribute(k_select_pick, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(candidates));
+    const cudaFuncAttribute attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    cudaError_t error = cudaFuncSetAttribute(k_select_pick<PICK_FEW>, attribute, pick_bytes(STAGED));
+    if (error == cudaSuccess) error = cudaFuncSetAttribute(k_select_pick<PICK_MANY>, attribute, pick_bytes(STAGED));
+    return error == cudaSuccess ? td_cuda_score_init() : error;
 }
 
 /* Rows of a batch: as many as fit, all batches about as large. */
@@ -461,27 +323,16 @@ static int batch_rows(const td_cuda_dev *dev, int n_rows, size_t stride)
 {
     size_t fit = td_cuda_select_bytes(&dev->limits) / row_bytes(stride);
     fit = fit < BATCH_MAX ? fit : (size_t)BATCH_MAX;
-    unsigned even = td_ceil_div((size_t)n_rows, td_ceil_div((size_t)n_rows, fit)), whole = BLOCK_ROWS;
-    unsigned rounded = (even + whole - 1) / whole * whole;
-    return (int)(rounded <= fit ? rounded : even);
-}
-
-/* Rows that share a block's keys: many, but not so many that multiprocessors are left without a block. A window's rows
- * are of several sequences, and a recording's longest context says little about how many blocks will have work. */
-static int block_rows(const td_cuda_dev *dev, int n_rows, unsigned tiles)
-{
-    int most = n_rows > TD_WINDOW_MAX ? (int)BLOCK_ROWS : (int)WINDOW_ROWS, rows = n_rows < most ? n_rows : most;
-    while (rows > 1 && tiles * td_ceil_div((size_t)n_rows, (size_t)rows) < 2 * (unsigned)dev->n_sm)
-        rows = (rows + 1) / 2;
-    return rows;
+    return (int)td_ceil_div((size_t)n_rows, td_ceil_div((size_t)n_rows, fit));
 }
 
 td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
 {
     td_cuda_dev *dev = td_cuda(base);
     const td_window *w = a->window;
-    if (a->n_heads < 1 || a->n_heads > dev->limits.index_heads || a->n_heads > HEADS_MAX || a->top_pools < 1 ||
-        w->n_rows > dev->limits.rows || !td_cuda_kv_fits(w, &a->cache) || w->host_pos_max >= dev->limits.context_tokens)
+    if (a->n_heads < 1 || a->n_heads > dev->limits.index_heads || a->n_heads > TD_SELECT_HEADS_MAX ||
+        a->top_pools < 1 || w->n_rows > dev->limits.rows || !td_cuda_kv_fits(w, &a->cache) ||
+        w->host_pos_max >= dev->limits.context_tokens)
         return TD_EINVAL;
     if (!w->n_rows) return TD_OK;
     if ((w->host_pos_max + 1) / TD_POOL <= a->top_pools) {
@@ -492,29 +343,30 @@ td_status td_cuda_dsa_select(td_dev *base, const td_dsa_select_args *a)
     td_cuda_scratch(dev, &arena);
     float *score = (float *)td_cuda_take(&arena, td_cuda_select_bytes(&dev->limits));
     size_t stride = score_stride(w->host_pos_max + 1);
-    unsigned tiles = td_ceil_div(((size_t)w->host_pos_max + 1) / TD_POOL, TILE);
+    int64_t pools = ((int64_t)w->host_pos_max + 1) / TD_POOL;
+    int n_staged = staged_floats(pools);
     int batch = batch_rows(dev, w->n_rows, stride);
     for (int r = 0; r < w->n_rows; r += batch) {
-        int rows = w->n_rows - r < batch ? w->n_rows - r : batch, share = block_rows(dev, rows, tiles);
-        select_args s = { w->pos + r,
-                          w->seg + r,
-                          w->segments,
-                          a->cache,
-                          rows,
-                          a->n_heads,
-                          a->top_pools,
-                          share,
-                          1.0f / sqrtf((float)a->n_heads),
-                          (const td_bf16 *)a->q + (size_t)r * (size_t)a->n_heads * TD_HEAD,
-                          a->weights + (size_t)r * (size_t)a->n_heads,
-                          a->count + r,
-                          a->list + (size_t)r * (size_t)a->top_pools,
-                          score,
-                          score + (size_t)batch * stride,
-                          stride };
-        td_launch_spread(dev, a->cache.format == TD_KV_FP8 ? k_select_score<TD_KV_FP8> : k_select_score<TD_KV_ACT>,
-                         dim3(tiles, td_ceil_div((size_t)rows, (size_t)share)), THREADS, 0, s);
-        td_launch_spread(dev, k_select_pick, rows, PICK_THREADS, sizeof(candidates), s);
+        int rows = w->n_rows - r < batch ? w->n_rows - r : batch;
+        td_select_batch s = { w->pos + r,
+                              w->seg + r,
+                              w->segments,
+                              a->cache,
+                              rows,
+                              a->n_heads,
+                              a->top_pools,
+                              1.0f / sqrtf((float)a->n_heads) / sqrtf((float)TD_HEAD),
+                              (const td_bf16 *)a->q + (size_t)r * (size_t)a->n_heads * TD_HEAD,
+                              a->weights + (size_t)r * (size_t)a->n_heads,
+                              a->count + r,
+                              a->list + (size_t)r * (size_t)a->top_pools,
+                              score,
+                              score + (size_t)batch * stride,
+                              (uint32_t)stride };
+        bool many = rows > 2 * dev->n_sm; /* so many that more of them at a time count, not how fast one is */
+        td_cuda_score(dev, &s, pools, w->n_rows <= TD_WINDOW_MAX);
+        td_launch_spread(dev, many ? k_select_pick<PICK_MANY> : k_select_pick<PICK_FEW>, rows,
+                         many ? PICK_MANY : PICK_FEW, pick_bytes(n_staged), s, n_staged);
     }
     return td_cuda_launched(dev, "dsa_select");
 }
