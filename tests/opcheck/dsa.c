@@ -240,12 +240,24 @@ static void compare_row(oc_ctx *oc, const chooser *c, const pool *p, int slot, i
     if (n > 4) oc_fail(oc, "row %d: %d pools differ", row, n);
 }
 
-static void check_select(oc_ctx *oc, td_kv_format format, int heads, int top, int64_t pos, int rows, bool ties)
+typedef enum scene {
+    PLAIN,
+    EQUAL_KEYS, /* three different pools in all */
+    ODD_WEIGHTS /* of three rows, one has a weight that is NaN and one an infinite one */
+} scene;
+
+static bool is_odd(scene what, int row)
 {
+    return what == ODD_WEIGHTS && row % 3;
+}
+
+static void check_select(oc_ctx *oc, td_kv_format format, int heads, int top, int64_t pos, int rows, scene what)
+{
+    static const char *const names[] = { "", ", equal keys", ", odd weights" };
     oc_case(oc, "%s, %d heads, %d pools, %d rows at %lld%s", format == TD_KV_FP8 ? "fp8" : "act", heads, top, rows,
-            (long long)pos, ties ? ", equal keys" : "");
+            (long long)pos, names[what]);
     pool p = make_pool(oc, format, pos + rows, false, true);
-    if (ties) {
+    if (what == EQUAL_KEYS) {
         size_t n = row_bytes(format, TD_HEAD);
         for (size_t r = 1; r < p.pools->n_bytes / n; r++) memcpy(p.pools->cpu + r * n, p.pools->cpu + r % 3 * n, n);
         oc_push(oc, p.pools);
@@ -258,6 +270,10 @@ static void check_select(oc_ctx *oc, td_kv_format format, int heads, int top, in
     chooser c = { .heads = heads, .top = top };
     c.q = oc_acts(oc, "q", all * (size_t)heads * TD_HEAD, 1.0f);
     c.weights = oc_floats(oc, "weights", all * (size_t)heads, 0.0f, 1.0f);
+    for (int r = 0; r < (int)all; r++)
+        if (is_odd(what, r))
+            ((float *)(void *)c.weights->cpu)[r * heads + r % heads] = r % 3 == 1 ? (float)NAN : INFINITY;
+    oc_push(oc, c.weights);
     c.count = oc_new(oc, "count", all * sizeof(int32_t));
     c.list = oc_new(oc, "list", all * (size_t)top * sizeof(int32_t));
     oc_window w;
@@ -269,7 +285,7 @@ static void check_select(oc_ctx *oc, td_kv_format format, int heads, int top, in
     for (int r = 0; r < (int)all; r++) {
         size_t at = (size_t)r * (size_t)top;
         if (count[r] < 0) continue;
-        if (ties)
+        if (what == EQUAL_KEYS || is_odd(what, r))
             oc_bits(oc, "list of ties", list + at, want + at, (size_t)top * sizeof *list);
         else
             compare_row(oc, &c, &p, r < rows ? 1 : 2, r, list + at, want + at);
@@ -297,19 +313,26 @@ void oc_select(oc_ctx *oc)
 {
     for (int format = TD_KV_ACT; format <= TD_KV_FP8; format++) {
         td_kv_format f = (td_kv_format)format;
-        for (int ties = 0; oc->demo && ties < 2; ties++) {
-            check_select(oc, f, 4, 64, 250, 20, ties);
-            check_select(oc, f, 4, 64, 3000, 9, ties);
-            check_select(oc, f, 12, 8, 700, 130, ties);
-            check_select(oc, f, 5, 16, 1500, 70, ties);
-            check_select(oc, f, 20, 16, 1500, 70, ties);
-            check_select(oc, f, 32, 512, 2040, 16, ties);
+        for (int what = PLAIN; oc->demo && what <= ODD_WEIGHTS; what++) {
+            check_select(oc, f, 4, 64, 250, 20, (scene)what);
+            check_select(oc, f, 4, 64, 3000, 9, (scene)what);
+            check_select(oc, f, 12, 8, 700, 130, (scene)what);
+            check_select(oc, f, 5, 16, 1500, 70, (scene)what);
+            check_select(oc, f, 20, 16, 1500, 70, (scene)what);
+            check_select(oc, f, 32, 16, 1500, 70, (scene)what);
+            check_select(oc, f, 32, 512, 2040, 16, (scene)what);
         }
         if (!oc->real) continue;
-        check_select(oc, f, 32, 512, 20000, 70, false);
-        check_select(oc, f, 32, 512, 150000, 70, false); /* 64 rows share keys on 132 multiprocessors */
-        check_select(oc, f, 32, 512, (1 << 20) - 4, 3, false);
-        check_select(oc, f, 32, 512, 300000, 2, true);
+        check_select(oc, f, 32, 512, 20000, 70, PLAIN);
+        check_select(oc, f, 32, 512, 150000, 70, PLAIN); /* 64 rows share keys on 132 multiprocessors */
+        check_select(oc, f, 32, 512, (1 << 20) - 4, 3, PLAIN);
+        check_select(oc, f, 4, 512, 300000, 290, PLAIN); /* many rows share keys */
+        for (int what = PLAIN; what <= ODD_WEIGHTS; what++)
+            for (int rows = 2; rows <= 70; rows += 68) {
+                check_select(oc, f, 4, 512, 50000, rows, (scene)what);   /* all scores in shared memory */
+                check_select(oc, f, 4, 1024, 100000, rows, (scene)what); /* fewer groups of 32 than are looked for */
+                check_select(oc, f, 4, 512, 300000, rows, (scene)what);
+            }
     }
 }
 
