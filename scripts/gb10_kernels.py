@@ -23,7 +23,8 @@ KERNELS = {
                      f"{t[2]} group{'s' if t[2] > 1 else ''} in flight, {SHAPES[t[3]]}"),
     "k_linear_turns": (256, lambda t: 8 * (1056 * t[0] + 1088), lambda t: "product, q4, up to 8 rows, many panels, "
                        f"{t[0]} group{'s' if t[0] > 1 else ''} a slice"),
-    "k_linear_many": (128, 49664, lambda t: f"product, {FORMATS[t[0]]}, prompts"),
+    "k_linear_many": (128, 49664, lambda t: f"product, {FORMATS[t[0]]}, prompts" + (", slices apart" if t[1] else "")),
+    "k_linear_add": (256, 0, "products of few outputs: slices added"),
     "k_linear_sums": (256, 0, "q4 products of prompts: sums of x"),
     "k_linear_align": (128, 0, "product: rows that are not aligned"),
     "k_kda_recurrent": (512, 36896, lambda t: "KDA row by row" + (", two blocks" if t[0] == 2 else "")),

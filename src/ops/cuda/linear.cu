@@ -30,12 +30,18 @@ static size_t sums_bytes(const td_dev_limits *limits)
     return padded_rows((size_t)limits->rows) * (IN_MAX / TD_TILE_IN) * sizeof(float);
 }
 
-size_t td_cuda_product_bytes(const td_dev_limits *limits)
+static size_t copy_bytes(void)
 {
-    return sums_bytes(limits) + (size_t)ALIGNED_ROWS * IN_MAX * sizeof(td_bf16) + TD_COUNTERS_ALL * sizeof(uint32_t);
+    return (size_t)ALIGNED_ROWS * IN_MAX * sizeof(td_bf16);
 }
 
-static td_status run(td_cuda_dev *dev, td_format format, td_product *p, int n_batch)
+size_t td_cuda_product_bytes(const td_dev_limits *limits)
+{
+    return sums_bytes(limits) + copy_bytes() + TD_COUNTERS_ALL * sizeof(uint32_t);
+}
+
+/* shares: memory for td_product_apart(), or NULL. */
+static td_status run(td_cuda_dev *dev, td_format format, td_product *p, int n_batch, float *shares)
 {
     if (p->n_rows <= TD_FEW_ROWS) {
         td_product_few(dev, format, p, n_batch);
@@ -48,7 +54,8 @@ static td_status run(td_cuda_dev *dev, td_format format, td_product *p, int n_ba
             return TD_EINVAL;
         td_product_sums(dev, p, (float *)dev->scratch);
     }
-    td_product_many(dev, format, p, n_batch);
+    if (!shares || n_batch != 1 || !td_product_apart(dev, format, p, shares, copy_bytes()))
+        td_product_many(dev, format, p, n_batch);
     return td_cuda_launched(dev, "linear");
 }
 
@@ -66,7 +73,7 @@ static td_status run_copied(td_cuda_dev *dev, td_format format, td_product *p)
         part.y_f32 = p->y_f32 ? p->y_f32 + (size_t)r * p->y_stride : NULL;
         td_launch(dev, k_linear_align, (unsigned)part.n_rows, 128, 0, p->in, p->x + (size_t)r * p->x_stride,
                   p->x_stride, copy);
-        status = run(dev, format, &part, 1);
+        status = run(dev, format, &part, 1, NULL);
     }
     return status;
 }
@@ -89,7 +96,8 @@ td_status td_cuda_product(td_cuda_dev *dev, const td_cuda_product_args *a)
     if (a->in > IN_MAX || a->n_rows > dev->limits.rows) return TD_EINVAL;
     bool aligned = (((uintptr_t)a->x | a->x_stride * sizeof(td_bf16) | a->x_batch * sizeof(td_bf16)) & 15) == 0;
     if (!aligned && a->n_batch != 1) return TD_EINVAL;
-    return aligned ? run(dev, a->format, &p, a->n_batch) : run_copied(dev, a->format, &p);
+    float *room = dev->scratch ? (float *)(void *)(dev->scratch + sums_bytes(&dev->limits)) : NULL; /* the copy's */
+    return aligned ? run(dev, a->format, &p, a->n_batch, room) : run_copied(dev, a->format, &p);
 }
 
 td_status td_cuda_linear(td_dev *base, const td_linear_args *a)

@@ -169,9 +169,10 @@ static TD_DEVICE void end_slice(float4 *totals, bool first, bool last, float acc
 
 /* The finished tile, through shared memory, so that a warp writes a row's outputs side by side. */
 template <int FORMAT>
-static TD_DEVICE void store_tile(const td_product &p, int panel0, int row0, float acc[M][NT][4], float *shared)
+static TD_DEVICE void store_tile(const td_product &p, int batch, int panel0, int row0, float acc[M][NT][4],
+                                 float *shared)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, batch = blockIdx.z;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < M * 4; i++) {
@@ -205,28 +206,33 @@ static TD_DEVICE void store_tile(const td_product &p, int panel0, int row0, floa
     }
 }
 
-/* Rows fastest: the blocks of a moment share few weights, which then leave memory once. */
-template <int FORMAT> static __global__ void __launch_bounds__(THREADS, 3) k_linear_many(td_product p)
+/* Rows fastest: the blocks of a moment share few weights, which then leave memory once. APART: a block has one slice,
+ * of the one matrix there is, and leaves its chains as they are in the slice's part of y. */
+template <int FORMAT, bool APART> static __global__ void __launch_bounds__(THREADS, 3) k_linear_many(td_product p)
 {
     extern __shared__ __align__(16) unsigned char smem[];
-    int batch = blockIdx.z;
+    int batch = APART ? 0 : blockIdx.z, slice = APART ? blockIdx.z : 0;
+    int first = p.groups * slice / p.slices, end = APART ? p.groups * (slice + 1) / p.slices : p.groups;
     int panel0 = blockIdx.y * (OUTS / TD_TILE_OUT), row0 = blockIdx.x * ROWS;
     weights<FORMAT> w;
     plan_weights<FORMAT>(p, batch, panel0, &w);
+    w.at += first * td_group_bytes((td_format)FORMAT);
     load_weights<FORMAT>(&w);
     td_begin();
     copies c = plan_copies(p, batch, row0);
+    c.x += first * TD_TILE_IN;
+    c.n_in -= first * TD_TILE_IN;
     copy_stage<FORMAT>(&c, p.sums_stride, smem);
     float acc[M][NT][4];
 #pragma unroll
     for (int i = 0; i < M * NT * 4; i++) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
     int t = threadIdx.x % 4, piece = piece_at(threadIdx.x % 32 / 4, t);
     asm volatile("" : "+r"(t), "+r"(piece)); /* stays in registers: worked out again in every group otherwise */
-    int slice = 0, slice_end = p.groups / p.slices;
-    for (int group = 0; group < p.groups; group++) {
+    int slice_end = p.groups * (slice + 1) / p.slices;
+    for (int group = first; group < end; group++) {
         td_copy_wait<0>();
         __syncthreads();
-        if (group + 1 < p.groups) copy_stage<FORMAT>(&c, p.sums_stride, smem + (group + 1) % 2 * STAGE_BYTES);
+        if (group + 1 < end) copy_stage<FORMAT>(&c, p.sums_stride, smem + (group - first + 1) % 2 * STAGE_BYTES);
         uint32_t a[M][4][4];
         uint2 pair[M];
 #pragma unroll
@@ -235,21 +241,41 @@ template <int FORMAT> static __global__ void __launch_bounds__(THREADS, 3) k_lin
 #pragma unroll
             for (int step = 0; step < 4; step++) td_decode<FORMAT>(w.raw[m], step, a[m][step]);
         }
-        if (group + 1 < p.groups) load_weights<FORMAT>(&w);
-        multiply<FORMAT>(a, pair, smem + group % 2 * STAGE_BYTES, piece, t, acc);
-        if (group + 1 < slice_end) continue;
+        if (group + 1 < end) load_weights<FORMAT>(&w);
+        multiply<FORMAT>(a, pair, smem + (group - first) % 2 * STAGE_BYTES, piece, t, acc);
+        if (APART || group + 1 < slice_end) continue;
         end_slice((float4 *)(smem + 2 * STAGE_BYTES), slice == 0, slice + 1 == p.slices, acc);
         slice++;
         slice_end = p.groups * (slice + 1) / p.slices;
     }
-    store_tile<FORMAT>(p, panel0, row0, acc, (float *)smem);
+    if (APART) p.y_f32 += (size_t)slice * p.n_rows * p.y_stride;
+    store_tile<FORMAT>(p, batch, panel0, row0, acc, (float *)smem);
+}
+
+/* The slices' chains in order, from +0 as in end_slice(). */
+static __global__ void k_linear_add(td_product p, const float *shares)
+{
+    td_begin();
+    size_t n = (size_t)p.n_rows * p.out, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float v[TD_SLICES_MAX], sum = 0.0f;
+#pragma unroll
+    for (int s = 0; s < TD_SLICES_MAX; s++) v[s] = s < p.slices ? shares[s * n + i] : 0.0f;
+#pragma unroll
+    for (int s = 0; s < TD_SLICES_MAX; s++)
+        if (s < p.slices) sum += v[s];
+    td_product_store(p, 0, (int)(i / p.out), (int)(i % p.out), sum);
+}
+
+static dim3 tiles(const td_product &p, int deep)
+{
+    return dim3(td_ceil_div((size_t)p.n_rows, ROWS), td_ceil_div((size_t)p.n_panels, OUTS / TD_TILE_OUT),
+                (unsigned)deep);
 }
 
 template <int FORMAT> static void launch(const td_cuda_dev *dev, const td_product &p, int n_batch)
 {
-    dim3 grid(td_ceil_div((size_t)p.n_rows, ROWS), td_ceil_div((size_t)p.n_panels, OUTS / TD_TILE_OUT),
-              (unsigned)n_batch);
-    td_launch_spread(dev, k_linear_many<FORMAT>, grid, THREADS, SHARED_BYTES, p);
+    td_launch_spread(dev, k_linear_many<FORMAT, false>, tiles(p, n_batch), THREADS, SHARED_BYTES, p);
 }
 
 void td_product_many(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch)
@@ -261,6 +287,22 @@ void td_product_many(const td_cuda_dev *dev, td_format format, const td_product 
     }
 }
 
+bool td_product_apart(const td_cuda_dev *dev, td_format format, const td_product *p, float *shares, size_t shares_bytes)
+{
+    size_t n = (size_t)p->n_rows * (size_t)p->out;
+    dim3 grid = tiles(*p, p->slices);
+    if (format != TD_W_BF16 || p->slices == 1 || grid.x * grid.y > (unsigned)dev->n_sm ||
+        n * (size_t)p->slices * sizeof(float) > shares_bytes)
+        return false;
+    td_product parts = *p;
+    parts.y_act = NULL;
+    parts.y_f32 = shares;
+    parts.y_stride = (size_t)p->out;
+    td_launch_spread(dev, k_linear_many<TD_W_BF16, true>, grid, THREADS, SHARED_BYTES, parts);
+    td_launch(dev, k_linear_add, td_ceil_div(n, 256), 256, 0, *p, (const float *)shares);
+    return true;
+}
+
 void td_product_sums(const td_cuda_dev *dev, const td_product *p, float *sums)
 {
     dim3 grid(td_ceil_div(p->sums_stride, 64), (unsigned)p->groups);
@@ -269,9 +311,10 @@ void td_product_sums(const td_cuda_dev *dev, const td_product *p, float *sums)
 
 cudaError_t td_product_many_init(void)
 {
-    void (*const kernels[])(td_product) = { k_linear_many<TD_W_BF16>, k_linear_many<TD_W_Q4>, k_linear_many<TD_W_FP8> };
+    void (*const kernels[])(td_product) = { k_linear_many<TD_W_BF16, false>, k_linear_many<TD_W_BF16, true>,
+                                            k_linear_many<TD_W_Q4, false>, k_linear_many<TD_W_FP8, false> };
     cudaError_t error = cudaSuccess;
-    for (int i = 0; i < 3 && error == cudaSuccess; i++)
+    for (int i = 0; i < 4 && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     return error;
 }
