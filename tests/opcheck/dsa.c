@@ -11,7 +11,7 @@ enum { SLOTS = 3, KV_LORA = 512 };
 
 typedef struct pool {
     td_kv_format format;
-    int blocks_cap, n_blocks, ring_rows;
+    int blocks_cap, n_blocks, ring_rows, kv_lora;
     oc_buf *latents, *pools, *ring, *blocks;
 } pool;
 
@@ -41,11 +41,15 @@ static oc_buf *plane(oc_ctx *oc, const char *name, td_kv_format format, size_t r
     return b;
 }
 
-static pool make_pool(oc_ctx *oc, td_kv_format format, int64_t tokens, bool want_latents, bool want_pools)
+/* kv_lora 0: without latents. */
+static pool make_pool(oc_ctx *oc, td_kv_format format, int64_t tokens, int kv_lora, bool want_pools)
 {
-    pool p = { .format = format, .blocks_cap = (int)(tokens / TD_BLOCK) + 1, .ring_rows = 300 };
+    pool p = { .format = format,
+               .blocks_cap = (int)(tokens / TD_BLOCK) + 1,
+               .ring_rows = 300,
+               .kv_lora = kv_lora ? kv_lora : KV_LORA };
     p.n_blocks = p.blocks_cap * SLOTS;
-    int32_t *table = (int32_t *)malloc((size_t)p.n_blocks * sizeof *table);
+    int32_t *table = (int32_t *)calloc((size_t)p.n_blocks, sizeof *table);
     for (int i = 0; i < p.n_blocks; i++) table[i] = i;
     for (int i = p.n_blocks - 1; i > 0; i--) {
         int j = oc_below(oc, i + 1), t = table[i];
@@ -54,7 +58,7 @@ static pool make_pool(oc_ctx *oc, td_kv_format format, int64_t tokens, bool want
     }
     p.blocks = oc_ints(oc, "blocks", table, (size_t)p.n_blocks);
     free(table);
-    p.latents = plane(oc, "latents", format, want_latents ? (size_t)p.n_blocks * TD_BLOCK : 1, KV_LORA);
+    p.latents = plane(oc, "latents", format, kv_lora ? (size_t)p.n_blocks * TD_BLOCK : 1, p.kv_lora);
     p.pools = plane(oc, "pools", format, want_pools ? (size_t)p.n_blocks * (TD_BLOCK / TD_POOL) : 1, TD_HEAD);
     p.ring = oc_acts(oc, "ring", (size_t)SLOTS * (size_t)p.ring_rows * 2 * TD_HEAD, 1.0f);
     return p;
@@ -69,7 +73,7 @@ static td_dsa_cache cache_of(const pool *p, int side)
                            .ring_rows = p->ring_rows,
                            .blocks = (const int32_t *)oc_at(p->blocks, side),
                            .blocks_cap = p->blocks_cap,
-                           .kv_lora = KV_LORA };
+                           .kv_lora = p->kv_lora };
 }
 
 /* Stored rows as values. */
@@ -129,7 +133,7 @@ static td_status run_store(oc_ctx *oc, int side, const store *s, const pool *p, 
 static void check_store(oc_ctx *oc, td_kv_format format, int q_lora, int rows)
 {
     oc_case(oc, "%s, q_lora %d, %d rows", format == TD_KV_FP8 ? "fp8" : "act", q_lora, rows);
-    pool p = make_pool(oc, format, 4096, true, true);
+    pool p = make_pool(oc, format, 4096, KV_LORA, true);
     store s = { .q_lora = q_lora, .stride = (size_t)q_lora + KV_LORA + 2 * TD_HEAD + 3 };
     size_t all = (size_t)rows + 3;
     s.proj = oc_acts(oc, "proj", all * s.stride, 1.0f);
@@ -256,7 +260,7 @@ static void check_select(oc_ctx *oc, td_kv_format format, int heads, int top, in
     static const char *const names[] = { "", ", equal keys", ", odd weights" };
     oc_case(oc, "%s, %d heads, %d pools, %d rows at %lld%s", format == TD_KV_FP8 ? "fp8" : "act", heads, top, rows,
             (long long)pos, names[what]);
-    pool p = make_pool(oc, format, pos + rows, false, true);
+    pool p = make_pool(oc, format, pos + rows, 0, true);
     if (what == EQUAL_KEYS) {
         size_t n = row_bytes(format, TD_HEAD);
         for (size_t r = 1; r < p.pools->n_bytes / n; r++) memcpy(p.pools->cpu + r * n, p.pools->cpu + r % 3 * n, n);
@@ -362,15 +366,41 @@ static td_status run_attend(oc_ctx *oc, int side, const attention *t, const pool
     return oc->ops[side].dsa_attend(oc->dev[side], &a);
 }
 
-static void pack_kv_b(oc_ctx *oc, attention *t)
+static void pack_kv_b(oc_ctx *oc, attention *t, int kv_lora)
 {
-    td_bf16 *rows = oc_host_bf16(oc, (size_t)t->heads * 512 * KV_LORA, 0.1f);
+    td_bf16 *rows = oc_host_bf16(oc, (size_t)t->heads * 512 * (size_t)kv_lora, 0.1f);
     for (int side = 0; side < OC_SIDES; side++) {
-        oc_buf *b = oc_new(oc, "kv_b", oc->ops[side].kv_b_bytes(oc->dev[side], t->heads, 256, 256, KV_LORA));
-        t->b[side] = (td_kv_b){ t->heads, 256, 256, KV_LORA, oc_at(b, side) };
+        oc_buf *b = oc_new(oc, "kv_b", oc->ops[side].kv_b_bytes(oc->dev[side], t->heads, 256, 256, kv_lora));
+        t->b[side] = (td_kv_b){ t->heads, 256, 256, kv_lora, oc_at(b, side) };
         oc_expect(oc, oc->ops[side].kv_b_fill(oc->dev[side], &t->b[side], rows) == TD_OK, "kv_b_fill");
     }
     free(rows);
+}
+
+/* Rows of very different size, some of zeros, and heads whose queries are: implementations narrow both. */
+static void spread_sizes(oc_ctx *oc, const pool *p, const attention *t, size_t rows)
+{
+    size_t n = row_bytes(p->format, p->kv_lora);
+    for (size_t r = 0; r < p->latents->n_bytes / n; r++) {
+        uint8_t *row = p->latents->cpu + r * n;
+        float scale = ldexpf(1.0f, -8 - oc_below(oc, 20)), one = 1.0f;
+        bool zeros = oc_below(oc, 16) == 0;
+        if (zeros) memset(row, 0, n);
+        if (p->format == TD_KV_FP8)
+            memcpy(row + p->kv_lora, zeros ? &one : &scale, 4);
+        else
+            for (int i = 0; i < p->kv_lora; i++) {
+                td_bf16 *x = (td_bf16 *)(void *)row + i;
+                *x = td_f32_bf16(td_bf16_f32(*x) * scale * 256.0f);
+            }
+    }
+    for (size_t r = 0; r < rows; r++)
+        for (int i = 0; i < t->heads * 256; i++) {
+            td_bf16 *x = (td_bf16 *)(void *)t->q->cpu + r * t->q_stride + (size_t)i;
+            *x = td_f32_bf16(ldexpf(td_bf16_f32(*x), 4 - i / 256 * 7));
+        }
+    oc_push(oc, p->latents);
+    oc_push(oc, t->q);
 }
 
 static void choose_pools(oc_ctx *oc, const attention *t, int32_t *count, int32_t *list, int row, int64_t pos)
@@ -381,15 +411,19 @@ static void choose_pools(oc_ctx *oc, const attention *t, int32_t *count, int32_t
         if (oc_below(oc, npool - p) < t->top - n) list[(size_t)row * (size_t)t->top + (size_t)n++] = p;
 }
 
-static void check_attend(oc_ctx *oc, td_kv_format format, int heads, int top, int64_t pos, int rows)
+typedef enum sizes { SAME_SIZES, ALL_SIZES } sizes;
+
+static void check_attend(oc_ctx *oc, td_kv_format format, int heads, int top, int64_t pos, int rows, int kv_lora,
+                         sizes of)
 {
-    oc_case(oc, "%s, %d heads, %d pools, %d rows at %lld", format == TD_KV_FP8 ? "fp8" : "act", heads, top, rows,
-            (long long)pos);
-    pool p = make_pool(oc, format, pos + rows, true, false);
+    oc_case(oc, "%s, %d heads of %d, %d pools, %d rows at %lld%s", format == TD_KV_FP8 ? "fp8" : "act", heads, kv_lora,
+            top, rows, (long long)pos, of == ALL_SIZES ? ", all sizes" : "");
+    pool p = make_pool(oc, format, pos + rows, kv_lora, false);
     size_t all = (size_t)rows + 2;
     attention t = { .heads = heads, .top = top, .q_stride = (size_t)heads * 256 + 8 };
-    pack_kv_b(oc, &t);
+    pack_kv_b(oc, &t, kv_lora);
     t.q = oc_acts(oc, "q", all * t.q_stride, 2.0f);
+    if (of == ALL_SIZES) spread_sizes(oc, &p, &t, all);
     t.o = oc_new(oc, "o", all * (size_t)heads * 256 * sizeof(td_bf16));
     int32_t *count = (int32_t *)calloc(all, 4), *list = (int32_t *)calloc(all * (size_t)top, 4);
     oc_window w;
@@ -426,14 +460,17 @@ void oc_attend(oc_ctx *oc)
     for (int format = TD_KV_ACT; format <= TD_KV_FP8; format++) {
         td_kv_format f = (td_kv_format)format;
         if (oc->demo) {
-            check_attend(oc, f, 1, 64, 0, 1);
-            check_attend(oc, f, 1, 64, 60, 9);
-            check_attend(oc, f, 2, 64, 250, 70);
-            check_attend(oc, f, 5, 8, 600, 33);
+            check_attend(oc, f, 1, 64, 0, 1, KV_LORA, SAME_SIZES);
+            check_attend(oc, f, 1, 64, 60, 9, KV_LORA, SAME_SIZES);
+            check_attend(oc, f, 2, 64, 250, 70, KV_LORA, SAME_SIZES);
+            check_attend(oc, f, 5, 8, 600, 33, KV_LORA, SAME_SIZES);
+            check_attend(oc, f, 4, 64, 250, 70, 64, SAME_SIZES);
+            check_attend(oc, f, 20, 64, 250, 66, 208, SAME_SIZES);
+            check_attend(oc, f, 6, 64, 190, 70, KV_LORA, ALL_SIZES);
         }
         if (!oc->real) continue;
-        check_attend(oc, f, 32, 512, 2044, 12);
-        check_attend(oc, f, 32, 512, 9000, 66);
-        check_attend(oc, f, 32, 512, 63, 130);
+        check_attend(oc, f, 32, 512, 2044, 12, KV_LORA, SAME_SIZES);
+        check_attend(oc, f, 32, 512, 9000, 66, KV_LORA, SAME_SIZES);
+        check_attend(oc, f, 32, 512, 63, 130, KV_LORA, SAME_SIZES);
     }
 }
