@@ -96,7 +96,7 @@ def select_cost(w):
 
 
 def attend_cost(w):
-    """Bytes, operations, and those that the tensor core has to do: p enters it as two bf16 parts."""
+    """Bytes, operations, and those that the tensor core has to do: p enters it as two parts."""
     n_bytes, flops, issued = 2 * HEADS * (K_DIM + V_DIM) * KV_LORA, 0, 0
     for pos, n in w.segments:
         each = [attended(pos + r) for r in range(n)]

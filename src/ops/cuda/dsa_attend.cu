@@ -1,28 +1,25 @@
 /* Absorbed attention. Three steps: queries into latent space (a product a head with its key matrix, transposed),
  * attention over latents, outputs back (a product a head with its value matrix).
  *
- * The middle step cuts a row's token list into partials of 64 (list index, ascending). A block takes one row, up to 32
- * heads and one partial; latents lie in shared memory once, as bf16 (fp8 rows are multiplied out, which is exact):
- *   s_t = scale * (q . l_t)                                 tensor core, 512 inputs ascending
- *   m = max s_t;  p_t = exp(s_t - m);  z = sum of p         lanes t and t + 32, then the warp's tree
- *   v = sum_t p_t l_t                                       tensor core; p as two bf16 parts, high and rest: 16 bits
- * Partials are merged in order:  M = max(m, m');  z = z exp(m - M) + z' exp(m' - M);  v alike. Windows of up to 64 rows
- * write partials and merge in a second kernel, prompts keep the running sums in registers: the same operations in the
- * same order. A row sums over its own tokens only. */
-#include "ops/cuda/kv.h"
+ * The middle step cuts a row's token list into partials of 64 (list index, ascending). A block of eight warps takes one
+ * row and up to 32 heads; l_t is scale_t times its codes (bf16 rows: scale_t = 1), a power of two:
+ *   s_t = scale * scale_t * (q . codes_t)         tensor core; slices of 128 inputs from zero, added in order
+ *   m = max s_t;  p_t = exp(s_t - m)
+ *   z = sum of p                                  a tree of a lane's eight, then of eight lanes
+ *   v = sum_t (p_t scale_t) codes_t               tensor core, 16 tokens a step; p as two parts, high and rest
+ * Partials are merged in order from (-infinity, 0, 0):  M = max(m, m');  z = z exp(m - M) + z' exp(m' - M);  v alike.
+ * Windows of up to 64 rows write partials and merge in a second kernel, prompts keep the running sums in registers: the
+ * same operations in the same order. A row sums over its own tokens only.
+ *
+ * Codes are exact as fp16, so rows of fp8 make fp16 products: queries take a power of two a head for that, p scale_t one
+ * a partial. bf16 rows make bf16 products. */
+#include "ops/cuda/attend_steps.h"
 #include "ops/cuda/weight.h"
 
 enum {
-    THREADS = 512,
-    WARPS = THREADS / 32,
-    TOKENS = 64, /* of a partial */
-    HEADS = 32,  /* of a block */
-    WIDTH = TD_KV_WIDTH,
-    PIECES = WIDTH / 8,
-    VALUES = WIDTH / WARPS, /* of the latent, a warp's in weigh() */
-    NT = VALUES / 8,
-    P_PITCH = TOKENS + 8,
-    SPLIT_ROWS = 64
+    SPLIT_ROWS = 64, /* more: a prompt */
+    MERGE_THREADS = 64,
+    MERGE_AHEAD = 11
 };
 
 typedef struct attend_args {
@@ -35,368 +32,214 @@ typedef struct attend_args {
     const td_bf16 *q; /* [rows][n_heads][kv_lora] absorbed */
     td_bf16 *ol;      /* the same shape */
     float *v;         /* [rows][partials][n_heads][kv_lora], and */
-    float2 *mz;       /* [rows][partials][n_heads] */
-    int n_partials;   /* entries a row has in v and mz */
+    partial *of;      /* [rows][partials][n_heads] */
+    int n_partials;   /* entries a row has in v and of */
 } attend_args;
 
-typedef struct attend_block {
-    uint4 latent[TOKENS][PIECES]; /* pieces of 8 values, exchanged by row: see piece_at() */
-    int64_t row[TOKENS];          /* where they come from, in bytes; -1 behind the end of the list. No pointers: memory
-                                   * that is found through shared memory is read by the slower generic loads */
-    float score[HEADS][TOKENS];
-    td_bf16 high[HEADS][P_PITCH], rest[HEADS][P_PITCH];
-    float max[HEADS], sum[HEADS];   /* of a partial; of prompts: of all partials so far */
-    float old[HEADS], fresh[HEADS]; /* prompts: factors of what was there and of what the last partial brings */
-} attend_block;
-
-/* Neighbouring rows differ in bit 2 and every eight rows take eight different places, so that neither the score's loads
- * (two rows, four pieces) nor the transposing ones (eight rows, one piece) meet in a bank. */
-static TD_DEVICE int piece_at(int row, int piece)
-{
-    return piece ^ ((row & 1) << 2 | (row >> 1 & 3));
-}
-
-typedef struct tokens {
-    const int32_t *list; /* NULL: the whole prefix */
-    int n_listed, tail;  /* tokens in listed pools; first token behind them */
-    int total;
-} tokens;
-
-static TD_DEVICE tokens tokens_of(const attend_args &a, int row)
+static TD_DEVICE attend_tokens tokens_of(const attend_args &a, int row)
 {
     int seen = a.pos[row] + 1, count = a.count[row];
-    if (count < 0) return { NULL, 0, 0, seen };
+    const int32_t *blocks = a.cache.blocks + (size_t)a.segments[a.seg[row]].slot * a.cache.blocks_cap;
+    const int32_t *list = a.list + (size_t)row * a.top_pools;
+    if (count < 0) return { list, blocks, 0, 0, seen }; /* the whole prefix */
     count = min(count, a.top_pools) * TD_POOL;
-    return { a.list + (size_t)row * a.top_pools, count, seen - seen % TD_POOL, count + seen % TD_POOL };
+    return { list, blocks, count, seen - seen % TD_POOL, count + seen % TD_POOL };
 }
 
-static TD_DEVICE int token_at(const tokens &u, int i)
+/* What a window's block keeps of its partial. */
+static TD_DEVICE void put_partial(const attend_args &a, size_t at, int head0, const float v[2][NT][4])
 {
-    if (!u.list) return i;
-    return i < u.n_listed ? u.list[i / TD_POOL] * TD_POOL + i % TD_POOL : u.tail + i - u.n_listed;
-}
-
-/* Eight codes times a power of two, as bf16. */
-static TD_DEVICE uint4 dequantise(uint2 codes, float scale)
-{
-    __nv_bfloat162 s = __float2bfloat162_rn(scale);
-    uint32_t w[4] = { td_e4m3_pair(__byte_perm(codes.x, 0, 0x1404)), td_e4m3_pair(__byte_perm(codes.x, 0, 0x3424)),
-                      td_e4m3_pair(__byte_perm(codes.y, 0, 0x1404)), td_e4m3_pair(__byte_perm(codes.y, 0, 0x3424)) };
-    for (int i = 0; i < 4; i++) {
-        __nv_bfloat162 v = __hmul2(*(__nv_bfloat162 *)&w[i], s);
-        w[i] = *(uint32_t *)&v;
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
-/* Addresses of the partial's rows: two dependent reads, so they are asked for early. */
-static TD_DEVICE void find_rows(const attend_args &a, const tokens &u, int slot, int first, attend_block *s)
-{
-    int t = threadIdx.x;
-    if (t >= TOKENS) return;
-    s->row[t] = first + t >= u.total ? -1
-                                     : (int64_t)(td_kv_bytes(a.cache.format, a.cache.kv_lora) *
-                                                 (size_t)td_latent_row(a.cache, slot, token_at(u, first + t)));
-}
-
-/* Rows of find_rows() on their way into shared memory; a thread keeps to one piece of every eighth row. */
-enum { STEP = THREADS / PIECES };
-
-typedef struct codes {
-    uint2 row[TOKENS / STEP];
-    float scale[TOKENS / STEP];
-} codes;
-
-/* fp8: all on their way before the first is needed. */
-static TD_DEVICE void ask_codes(const attend_args &a, const attend_block *s, codes *c)
-{
-    int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
-    bool inside = piece < a.cache.kv_lora / 8;
-    const uint8_t *latents = (const uint8_t *)a.cache.latents;
 #pragma unroll
-    for (int j = 0; j < TOKENS / STEP; j++) {
-        int64_t at = inside ? s->row[first + j * STEP] : -1;
-        c->row[j] = at >= 0 ? *(const uint2 *)(latents + at + piece * 8) : make_uint2(0, 0);
-        c->scale[j] = at >= 0 ? *(const float *)(latents + at + a.cache.kv_lora) : 1.0f;
-    }
-}
-
-static TD_DEVICE void put_codes(const codes *c, attend_block *s)
-{
-    int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
+    for (int m = 0; m < 2; m++)
 #pragma unroll
-    for (int j = 0; j < TOKENS / STEP; j++) {
-        int t = first + j * STEP;
-        s->latent[t][piece_at(t, piece)] = dequantise(c->row[j], c->scale[j]);
-    }
-}
-
-static TD_DEVICE void load_latents(const attend_args &a, attend_block *s)
-{
-    int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
-    bool inside = piece < a.cache.kv_lora / 8;
-    const uint8_t *latents = (const uint8_t *)a.cache.latents;
-    if (a.cache.format == TD_KV_FP8) {
-        codes c;
-        ask_codes(a, s, &c);
-        put_codes(&c, s);
-        return;
-    }
-#pragma unroll
-    for (int j = 0; j < TOKENS / STEP; j++) {
-        int t = first + j * STEP;
-        int64_t at = inside ? s->row[t] : -1;
-        td_copy_async(&s->latent[t][piece_at(t, piece)], latents + (at >= 0 ? at + piece * 16 : 0), at >= 0);
-    }
-    td_copy_commit();
-    td_copy_wait<0>();
-}
-
-/* A warp: 16 heads x 8 tokens. Queries of AHEAD steps of 32 inputs are on their way together; AHEAD > 1: kv_lora is a
- * multiple of as many. Heads beyond the last take the last one's queries; nobody reads their results. */
-template <int AHEAD> static TD_DEVICE void scores(const attend_args &a, int row, int head0, attend_block *s)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int head = warp % 2 * 16 + g, token = warp / 2 * 8, last = a.n_heads - 1 - head0;
-    const td_bf16 *q = a.q + ((size_t)row * a.n_heads + head0 + min(head, last)) * a.cache.kv_lora + 8 * t;
-    int second_head = (min(head + 8, last) - min(head, last)) * a.cache.kv_lora;
-    /* piece_at() exchanges the low three bits only: two places serve all steps. */
-    const uint4 *even = &s->latent[token + g][piece_at(token + g, t)],
-                *odd = &s->latent[token + g][piece_at(token + g, 4 + t)];
-    float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-#pragma unroll 1
-    for (int k = 0; k < a.cache.kv_lora; k += 32 * AHEAD) {
-        uint4 next[AHEAD][2];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            bool valid = AHEAD > 1 || k + 8 * t < a.cache.kv_lora;
-            next[i][0] = valid ? *(const uint4 *)(q + k + 32 * i) : make_uint4(0, 0, 0, 0);
-            next[i][1] = valid ? *(const uint4 *)(q + second_head + k + 32 * i) : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < 4; i++) {
+            int h = head_of(m, i), c = value_of(i);
+            float4 *to = (float4 *)(a.v + (at + h) * a.cache.kv_lora + c);
+            if (head0 + h >= a.n_heads || c >= a.cache.kv_lora) continue;
+            to[0] = make_float4(v[m][0][i], v[m][1][i], v[m][2][i], v[m][3][i]);
+            to[1] = make_float4(v[m][4][i], v[m][5][i], v[m][6][i], v[m][7][i]);
         }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            uint4 b = AHEAD == 1 ? s->latent[token + g][piece_at(token + g, k / 8 + t)]
-                                 : (i % 2 ? odd : even)[k / 8 + i / 2 * 8];
-            uint32_t first[4] = { next[i][0].x, next[i][1].x, next[i][0].y, next[i][1].y },
-                     second[4] = { next[i][0].z, next[i][1].z, next[i][0].w, next[i][1].w };
-            td_mma_bf16(c, first, b.x, b.y);
-            td_mma_bf16(c, second, b.z, b.w);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) s->score[head + i / 2 * 8][token + 2 * t + i % 2] = c[i] * a.scale;
 }
 
-/* Factors of what is there and of what comes. */
-static TD_DEVICE void merge(float *max, float *sum, float m, float z, float *old, float *fresh)
+/* A block a row, 32 heads and a partial. Everything but the queries is older than the kernel before (their product, which
+ * waited for it), so codes are asked for before the wait. */
+template <bool FP8> static __global__ void __launch_bounds__(THREADS, 2) k_attend_partial(attend_args a)
 {
-    float most = fmaxf(m, *max);
-    *old = td_expf(*max - most);
-    *fresh = td_expf(m - most);
-    *max = most;
-    *sum = fmaf(z, *fresh, *sum * *old);
-}
-
-/* Scores of n tokens become p in two parts; maximum and sum of each head. A warp two heads. RUNNING: merged with those
- * of the partials before, if this is not the first, and the factors of both. */
-template <bool RUNNING> static TD_DEVICE void softmax(int n, bool is_first, attend_block *s)
-{
-    int lane = threadIdx.x % 32;
-    for (int h = threadIdx.x / 32; h < HEADS; h += WARPS) {
-        float x0 = lane < n ? s->score[h][lane] : -INFINITY, x1 = lane + 32 < n ? s->score[h][lane + 32] : -INFINITY;
-        float max = td_warp_max(fmaxf(x0, x1)); /* fmaxf passes NaN by */
-        if (max == -INFINITY) max = 0.0f;       /* only NaN or -infinity: keep NaN, do not make it of infinities */
-        float p0 = lane < n ? td_expf(x0 - max) : 0.0f, p1 = lane + 32 < n ? td_expf(x1 - max) : 0.0f;
-        float h0 = td_round_bf16(p0), h1 = td_round_bf16(p1), sum = td_warp_sum(p0 + p1);
-        s->high[h][lane] = td_to_bf16(h0);
-        s->high[h][lane + 32] = td_to_bf16(h1);
-        s->rest[h][lane] = td_to_bf16(p0 - h0);
-        s->rest[h][lane + 32] = td_to_bf16(p1 - h1);
-        if (RUNNING && !is_first) {
-            float all_max = s->max[h], all_sum = s->sum[h], old, fresh;
-            merge(&all_max, &all_sum, max, sum, &old, &fresh);
-            max = all_max;
-            sum = all_sum;
-            __syncwarp();
-            if (lane == 0) {
-                s->old[h] = old;
-                s->fresh[h] = fresh;
-            }
-        }
-        if (lane == 0) {
-            s->max[h] = max;
-            s->sum[h] = sum;
-        }
-    }
-}
-
-static TD_DEVICE void load_p(const td_bf16 (*p)[P_PITCH], int head, int token, uint32_t a[4])
-{
-    a[0] = *(const uint32_t *)&p[head][token];
-    a[1] = *(const uint32_t *)&p[head + 8][token];
-    a[2] = *(const uint32_t *)&p[head][token + 8];
-    a[3] = *(const uint32_t *)&p[head + 8][token + 8];
-}
-
-/* A warp: all 32 heads x 32 of the latent's values. v[m][nt]: heads 16 m + g (+ 8), values 8 nt + 2t (+ 1). UNROLL: 1
- * keeps the window's kernel at 64 registers, two blocks a multiprocessor. */
-template <int UNROLL> static TD_DEVICE void weigh(const attend_block *s, float v[2][NT][4])
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 8 * NT; i++) v[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
-#pragma unroll UNROLL
-    for (int k = 0; k < TOKENS; k += 16) {
-        uint32_t high[2][4], rest[2][4];
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            load_p(s->high, 16 * m + g, k + 2 * t, high[m]);
-            load_p(s->rest, 16 * m + g, k + 2 * t, rest[m]);
-        }
-#pragma unroll
-        for (int nt = 0; nt < NT; nt += 2) {
-            uint32_t b[4];
-            int token = k + lane % 16, piece = warp * NT + nt + lane / 16;
-            td_ldmatrix_trans(b, &s->latent[token][piece_at(token, piece)]);
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                td_mma_bf16(v[m][nt], high[m], b[0], b[1]);
-                td_mma_bf16(v[m][nt], rest[m], b[0], b[1]);
-                td_mma_bf16(v[m][nt + 1], high[m], b[2], b[3]);
-                td_mma_bf16(v[m][nt + 1], rest[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
-static TD_DEVICE void any_scores(const attend_args &a, int row, int head0, attend_block *s)
-{
-    if (a.cache.kv_lora % 128 == 0)
-        scores<4>(a, row, head0, s);
-    else
-        scores<1>(a, row, head0, s);
-}
-
-/* Head and value index of element i of v, as weigh() leaves them. */
-static TD_DEVICE int head_of(int i)
-{
-    return i / (4 * NT) * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
-}
-
-static TD_DEVICE int value_of(int i)
-{
-    return threadIdx.x / 32 * VALUES + i / 4 % NT * 8 + threadIdx.x % 4 * 2 + i % 2;
-}
-
-static __global__ void __launch_bounds__(THREADS, 2) k_attend_partial(attend_args a)
-{
-    td_begin();
-    extern __shared__ __align__(16) unsigned char smem[];
+    extern __shared__ __align__(128) unsigned char smem[];
     attend_block *s = (attend_block *)smem;
-    int row = a.row0 + blockIdx.z, head0 = blockIdx.y * HEADS, partial = blockIdx.x;
-    tokens u = tokens_of(a, row);
-    if (partial * TOKENS >= u.total) return;
-    float v[2][NT][4];
-    find_rows(a, u, a.segments[a.seg[row]].slot, partial * TOKENS, s);
-    __syncthreads();
-    load_latents(a, s);
-    __syncthreads();
-    any_scores(a, row, head0, s);
-    __syncthreads();
-    softmax<false>(min(u.total - partial * TOKENS, (int)TOKENS), true, s);
-    __syncthreads();
-    weigh<1>(s, v);
-    size_t at = ((size_t)blockIdx.z * a.n_partials + partial) * a.n_heads + head0;
-#pragma unroll
-    for (int i = 0; i < 8 * NT; i += 2) {
-        int h = head_of(i), c = value_of(i);
-        if (head0 + h < a.n_heads && c < a.cache.kv_lora)
-            *(float2 *)(a.v + (at + h) * a.cache.kv_lora + c) =
-                make_float2(v[i / (4 * NT)][i / 4 % NT][i % 4], v[i / (4 * NT)][i / 4 % NT][i % 4 + 1]);
+    int row = a.row0 + blockIdx.z, head0 = blockIdx.y * HEADS, first = blockIdx.x * TOKENS;
+    attend_tokens u = tokens_of(a, row);
+    if (first >= u.total) return;
+    uint32_t tile = attend_shared(s->tile);
+    attend_search found = {};
+    attend_ask_pool(u, first, &found);
+    attend_ask_block(u, first, &found);
+    attend_gather<FP8>(a.cache, found, tile, attend_shared(s->scale));
+    td_begin();
+    float factor = a.scale * LOG2_E;
+    {
+        queries q;
+        load_queries(a.q + ((size_t)row * a.n_heads + head0) * a.cache.kv_lora, a.n_heads - head0, a.cache.kv_lora, &q);
+        if (FP8) factor *= narrow_queries(&q, s);
+        td_copy_wait<0>();
+        __syncthreads();
+        scores<FP8>(q, tile, s);
     }
-    if (threadIdx.x < HEADS && head0 + threadIdx.x < a.n_heads)
-        a.mz[at + threadIdx.x] = make_float2(s->max[threadIdx.x], s->sum[threadIdx.x]);
+    scales f = scales_of<FP8>(s->scale[0], factor);
+    __syncthreads();
+    partial r = softmax<FP8>(min(u.total - first, (int)TOKENS), f, s);
+    __syncthreads();
+    float v[2][NT][4];
+    weigh<FP8>(s, tile, v);
+    size_t at = ((size_t)blockIdx.z * a.n_partials + blockIdx.x) * a.n_heads + head0;
+    put_partial(a, at, head0, v);
+    int head = softmax_head();
+    if (threadIdx.x % 8 == 0 && head0 + head < a.n_heads) a.of[at + head] = r;
 }
 
-/* A block a row and head, a thread two values. */
-static __global__ void k_attend_merge(attend_args a)
+/* Factors of all partials of a row and head, by the first warp; z of a partial in w. */
+static TD_DEVICE void find_factors(const partial *of, int n_heads, int n, float4 *factor)
+{
+    int lane = threadIdx.x;
+    float before = -INFINITY; /* largest maximum of the groups of 32 before */
+    if (lane >= 32) return;
+    for (int i = lane; i - lane < n; i += 32) {
+        partial p = { -INFINITY, 0.0f, 1.0f };
+        if (i < n) p = of[(size_t)i * n_heads];
+        float most = p.max;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            float other = __shfl_up_sync(0xffffffffu, most, step);
+            if (lane >= step) most = fmaxf(most, other);
+        }
+        float last = __shfl_up_sync(0xffffffffu, most, 1);
+        float3 f = merge_factors(lane ? fmaxf(before, last) : before, p);
+        if (i < n) factor[i] = make_float4(f.x, f.y, f.z, p.sum);
+        before = fmaxf(before, __shfl_sync(0xffffffffu, most, 31));
+    }
+}
+
+/* A block a row, head and 128 values, a thread two; MERGE_AHEAD partials at once, the next ones on their way. */
+static __global__ void __launch_bounds__(MERGE_THREADS) k_attend_merge(attend_args a)
 {
     td_begin();
-    int row = a.row0 + blockIdx.y, head = blockIdx.x, c = threadIdx.x * 2;
+    extern __shared__ __align__(128) unsigned char smem[];
+    float4 *factor = (float4 *)smem;
+    int row = a.row0 + blockIdx.y, head = blockIdx.x, c = (blockIdx.z * MERGE_THREADS + threadIdx.x) * 2;
     int n = (tokens_of(a, row).total + TOKENS - 1) / TOKENS;
-    if (c >= a.cache.kv_lora) return;
-    size_t at = (size_t)blockIdx.y * a.n_partials * a.n_heads + head;
-    float2 mz = a.mz[at], v = *(const float2 *)(a.v + at * a.cache.kv_lora + c);
-    float max = mz.x, sum = mz.y;
-#pragma unroll 4
-    for (int i = 1; i < n; i++) {
-        at += a.n_heads;
-        mz = a.mz[at];
-        float2 part = *(const float2 *)(a.v + at * a.cache.kv_lora + c);
-        float old, fresh;
-        merge(&max, &sum, mz.x, mz.y, &old, &fresh);
-        v.x = fmaf(part.x, fresh, v.x * old);
-        v.y = fmaf(part.y, fresh, v.y * old);
+    size_t first = (size_t)blockIdx.y * a.n_partials * a.n_heads + head, step = (size_t)a.n_heads * a.cache.kv_lora;
+    const float *from = a.v + first * a.cache.kv_lora + min(c, a.cache.kv_lora - 2);
+    const float2 none = make_float2(-0.0f, -0.0f); /* adding -0 changes nothing, not even a zero's sign */
+    float2 next[MERGE_AHEAD], v = make_float2(0.0f, 0.0f);
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < MERGE_AHEAD; j++) next[j] = j < n ? *(const float2 *)(from + j * step) : none;
+    find_factors(a.of + first, a.n_heads, n, factor);
+    __syncthreads();
+    for (int i = 0; i < n; i += MERGE_AHEAD) {
+        float2 part[MERGE_AHEAD];
+#pragma unroll
+        for (int j = 0; j < MERGE_AHEAD; j++) {
+            part[j] = next[j];
+            next[j] = i + MERGE_AHEAD + j < n ? *(const float2 *)(from + (i + MERGE_AHEAD + j) * step) : none;
+        }
+#pragma unroll
+        for (int j = 0; j < MERGE_AHEAD; j++) {
+            float4 f = i + j < n ? factor[i + j] : make_float4(1.0f, 0.0f, 0.0f, -0.0f);
+            sum = fmaf(f.w, f.y, sum * f.x);
+            v.x = fmaf(part[j].x, f.z, v.x * f.x);
+            v.y = fmaf(part[j].y, f.z, v.y * f.x);
+        }
     }
-    *(uint32_t *)(a.ol + ((size_t)row * a.n_heads + head) * a.cache.kv_lora + c) = td_pack_bf16(v.x / sum, v.y / sum);
+    if (c < a.cache.kv_lora)
+        *(uint32_t *)(a.ol + ((size_t)row * a.n_heads + head) * a.cache.kv_lora + c) =
+            td_pack_bf16(v.x / sum, v.y / sum);
 }
 
-/* sum_v = v, or joined by the factors of softmax<true>(). */
-static TD_DEVICE void join(const attend_block *s, bool is_first, const float v[2][NT][4], float sum_v[2][NT][4])
+static TD_DEVICE void join(const attend_block *s, const float v[2][NT][4], float sum_v[2][NT][4])
 {
 #pragma unroll
-    for (int h = 0; h < 4; h++) { /* heads g, g + 8, g + 16, g + 24 */
-        int head = h * 8 + threadIdx.x % 32 / 4;
-        float old = s->old[head], fresh = s->fresh[head];
+    for (int h = 0; h < 4; h++) {
+        float2 f = s->factor[8 * h + threadIdx.x % 32 / 4];
 #pragma unroll
         for (int i = 0; i < 2 * NT; i++) {
             float *to = &sum_v[h / 2][i / 2][h % 2 * 2 + i % 2], part = v[h / 2][i / 2][h % 2 * 2 + i % 2];
-            *to = is_first ? part : fmaf(part, fresh, *to * old);
+            *to = fmaf(part, f.y, *to * f.x);
         }
     }
 }
 
-/* A block a row and 32 heads, partials one after the other. The next one's rows are found during the scores, and asked
- * for before the softmax. */
-static __global__ void __launch_bounds__(THREADS) k_attend_prompt(attend_args a)
+static TD_DEVICE void put_outputs(const attend_args &a, const attend_block *s, int row, int head0,
+                                  const float v[2][NT][4])
+{
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int h = head_of(m, i), c = value_of(i);
+            float z = s->sum[h];
+            uint4 *to = (uint4 *)(a.ol + ((size_t)row * a.n_heads + head0 + h) * a.cache.kv_lora + c);
+            if (head0 + h >= a.n_heads || c >= a.cache.kv_lora) continue;
+            *to =
+                make_uint4(td_pack_bf16(v[m][0][i] / z, v[m][1][i] / z), td_pack_bf16(v[m][2][i] / z, v[m][3][i] / z),
+                           td_pack_bf16(v[m][4][i] / z, v[m][5][i] / z), td_pack_bf16(v[m][6][i] / z, v[m][7][i] / z));
+        }
+}
+
+/* A block a row and 32 heads, partials one after the other. The next one's codes are on their way while one is worked
+ * on, the addresses of the one after that too; bf16 rows fill both tiles and have to wait. */
+template <bool FP8> static __global__ void __launch_bounds__(THREADS, 1) k_attend_prompt(attend_args a)
 {
     td_begin();
-    extern __shared__ __align__(16) unsigned char smem[];
+    extern __shared__ __align__(128) unsigned char smem[];
     attend_block *s = (attend_block *)smem;
-    int row = a.row0 + blockIdx.x, head0 = blockIdx.y * HEADS;
-    tokens u = tokens_of(a, row);
-    float v[2][NT][4], sum_v[2][NT][4];
-    codes c;
-    bool fp8 = a.cache.format == TD_KV_FP8;
-    int slot = a.segments[a.seg[row]].slot;
-    find_rows(a, u, slot, 0, s);
-    __syncthreads();
-    if (fp8) ask_codes(a, s, &c);
+    int row = a.row0 + blockIdx.x, head0 = blockIdx.y * HEADS, head = softmax_head();
+    attend_tokens u = tokens_of(a, row);
+    uint32_t tile = attend_shared(s->tile);
+    attend_search found = {};
+    queries q;
+    float sum_v[2][NT][4] = {}, max = -INFINITY, sum = 0.0f, factor = a.scale * LOG2_E;
+    attend_ask_pool(u, 0, &found);
+    attend_ask_block(u, 0, &found);
+    attend_ask_pool(u, TOKENS, &found);
+    if (FP8) {
+        attend_gather<FP8>(a.cache, found, tile, attend_shared(s->scale));
+        attend_ask_block(u, TOKENS, &found);
+        attend_ask_pool(u, 2 * TOKENS, &found);
+    }
+    load_queries(a.q + ((size_t)row * a.n_heads + head0) * a.cache.kv_lora, a.n_heads - head0, a.cache.kv_lora, &q);
+    if (FP8) factor *= narrow_queries(&q, s);
     for (int first = 0; first < u.total; first += TOKENS) {
-        bool more = first + TOKENS < u.total;
-        if (fp8)
-            put_codes(&c, s);
-        else
-            load_latents(a, s);
+        int now = FP8 ? first / TOKENS % 2 : 0;
+        if (!FP8) {
+            __syncthreads();
+            attend_gather<FP8>(a.cache, found, tile, 0);
+            attend_ask_block(u, first + TOKENS, &found);
+            attend_ask_pool(u, first + 2 * TOKENS, &found);
+        }
+        td_copy_wait<0>();
         __syncthreads();
-        any_scores(a, row, head0, s);
-        if (more) find_rows(a, u, slot, first + TOKENS, s);
+        scales of = scales_of<FP8>(s->scale[now], factor); /* here: behind the copies its loads would wait for them */
+        scores<FP8>(q, tile + now * ATTEND_TILE_FP8, s);
+        if (FP8 && first + TOKENS < u.total) {
+            attend_gather<FP8>(a.cache, found, tile + (1 - now) * ATTEND_TILE_FP8, attend_shared(s->scale[1 - now]));
+            attend_ask_block(u, first + 2 * TOKENS, &found);
+            attend_ask_pool(u, first + 3 * TOKENS, &found);
+        }
         __syncthreads();
-        if (fp8 && more) ask_codes(a, s, &c);
-        softmax<true>(min(u.total - first, (int)TOKENS), first == 0, s);
+        float v[2][NT][4];
+        partial r = softmax<FP8>(min(u.total - first, (int)TOKENS), of, s);
+        float3 f = merge_factors(max, r);
+        max = fmaxf(r.max, max);
+        sum = fmaf(r.sum, f.y, sum * f.x);
+        if (threadIdx.x % 8 == 0) s->factor[head] = make_float2(f.x, f.z);
         __syncthreads();
-        weigh<TOKENS / 16>(s, v);
-        join(s, first == 0, v, sum_v);
-        __syncthreads();
+        weigh<FP8>(s, tile + now * ATTEND_TILE_FP8, v);
+        join(s, v, sum_v);
     }
-#pragma unroll
-    for (int i = 0; i < 8 * NT; i += 2) {
-        int h = head_of(i), c = value_of(i);
-        float z = s->sum[h];
-        if (head0 + h < a.n_heads && c < a.cache.kv_lora)
-            *(uint32_t *)(a.ol + ((size_t)row * a.n_heads + head0 + h) * a.cache.kv_lora + c) = td_pack_bf16(
-                sum_v[i / (4 * NT)][i / 4 % NT][i % 4] / z, sum_v[i / (4 * NT)][i / 4 % NT][i % 4 + 1] / z);
-    }
+    if (threadIdx.x % 8 == 0) s->sum[head] = sum;
+    __syncthreads();
+    put_outputs(a, s, row, head0, sum_v);
 }
 
 /* Partials of the longest token list: all pools that may be listed, or a prefix that is not longer than they are. */
@@ -411,7 +254,7 @@ static void carve(td_arena *arena, size_t rows, size_t heads, int top_pools, att
     a->n_partials = (int)most_partials(top_pools);
     a->q = (const td_bf16 *)td_cuda_take(arena, rows * heads * WIDTH * sizeof(td_bf16));
     a->ol = (td_bf16 *)td_cuda_take(arena, rows * heads * WIDTH * sizeof(td_bf16));
-    a->mz = (float2 *)td_cuda_take(arena, split * (size_t)a->n_partials * heads * sizeof(float2));
+    a->of = (partial *)td_cuda_take(arena, split * (size_t)a->n_partials * heads * sizeof(partial));
     a->v = (float *)td_cuda_take(arena, split * (size_t)a->n_partials * heads * WIDTH * sizeof(float));
 }
 
@@ -426,22 +269,29 @@ size_t td_cuda_attend_bytes(const td_dev_limits *limits)
 
 cudaError_t td_cuda_attend_init(void)
 {
-    cudaError_t error =
-        cudaFuncSetAttribute(k_attend_partial, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(attend_block));
-    if (error != cudaSuccess) return error;
-    return cudaFuncSetAttribute(k_attend_prompt, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(attend_block));
+    const void *const kernels[] = { (const void *)k_attend_partial<false>, (const void *)k_attend_partial<true>,
+                                    (const void *)k_attend_prompt<false>, (const void *)k_attend_prompt<true> };
+    for (int i = 0; i < 4; i++) {
+        cudaError_t error =
+            cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(attend_block));
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
 }
 
-static void attend_rows(const td_cuda_dev *dev, attend_args *a, int n_rows)
+template <bool FP8> static void attend_rows(const td_cuda_dev *dev, attend_args *a, int n_rows)
 {
     unsigned groups = td_ceil_div((size_t)a->n_heads, HEADS), rows = (unsigned)n_rows;
     if (n_rows > SPLIT_ROWS) {
-        td_launch_spread(dev, k_attend_prompt, dim3(rows, groups), THREADS, sizeof(attend_block), *a);
+        td_launch_spread(dev, k_attend_prompt<FP8>, dim3(rows, groups), THREADS, sizeof(attend_block), *a);
         return;
     }
-    td_launch_spread(dev, k_attend_partial, dim3((unsigned)a->n_partials, groups, rows), THREADS, sizeof(attend_block),
-                     *a);
-    td_launch(dev, k_attend_merge, dim3((unsigned)a->n_heads, rows), WIDTH / 2, 0, *a);
+    unsigned blocks = (unsigned)a->n_partials * groups * rows;
+    td_launch_as(blocks >= 2 * (unsigned)dev->n_sm, dev, k_attend_partial<FP8>,
+                 dim3((unsigned)a->n_partials, groups, rows), THREADS,
+                 sizeof(attend_block) - (FP8 ? ATTEND_TILE_FP8 : 0), *a);
+    td_launch(dev, k_attend_merge, dim3((unsigned)a->n_heads, rows, WIDTH / 2 / MERGE_THREADS), MERGE_THREADS,
+              (size_t)a->n_partials * sizeof(float4), *a);
 }
 
 td_status td_cuda_dsa_attend(td_dev *base, const td_dsa_attend_args *a)
@@ -474,7 +324,10 @@ td_status td_cuda_dsa_attend(td_dev *base, const td_dsa_attend_args *a)
                                     heads * v_dim,   v_dim };
     td_status status = td_cuda_product(dev, &keys);
     if (status != TD_OK) return status;
-    attend_rows(dev, &s, w->n_rows);
+    if (a->cache.format == TD_KV_FP8)
+        attend_rows<true>(dev, &s, w->n_rows);
+    else
+        attend_rows<false>(dev, &s, w->n_rows);
     status = td_cuda_launched(dev, "dsa_attend");
     return status == TD_OK ? td_cuda_product(dev, &values) : status;
 }
