@@ -1,7 +1,9 @@
 /* kda in both forms, and its replay. GPU against GPU: a window of n rows == n windows of a row; a replay == the serial
- * state; a prompt in one window == the same prompt cut on the grid. */
+ * state; a prompt in one window == the same prompt cut on the grid,
+ * and its rows == those of a shorter prompt. */
 #include "opcheck.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +276,81 @@ static void check_cuts(oc_ctx *oc, int heads)
     oc_done(oc);
 }
 
+/* Rows that follow in the chunk, far larger ones, leave a row's bits alone. */
+static void check_following(oc_ctx *oc, int heads)
+{
+    enum { ROWS = 200, LAST = 150 };
+    static const int whole[] = { ROWS }, part[] = { LAST };
+    oc_case(oc, "%d heads: %d rows of a prompt of %d", heads, LAST, ROWS);
+    layer l = make(oc, heads);
+    td_bf16 *proj = (td_bf16 *)(void *)l.proj->cpu;
+    for (size_t i = LAST * l.proj_stride; i < ROWS * l.proj_stride; i++)
+        proj[i] = td_f32_bf16(0x1p20f * td_bf16_f32(proj[i]));
+    oc_push(oc, l.proj);
+    restore(oc, &l);
+    feed(oc, &l, 1, 64, 0, true, 0, whole, 1);
+    unsigned char *y = (unsigned char *)oc_pull(oc, l.y);
+    restore(oc, &l);
+    feed(oc, &l, 1, 64, 0, true, 0, part, 1);
+    unsigned char *y1 = (unsigned char *)oc_pull(oc, l.y);
+    oc_bits(oc, "y", y1, y, LAST * l.width * sizeof(td_bf16));
+    free(y);
+    free(y1);
+    oc_done(oc);
+}
+
+/* Prompts at the edges of what the chunked form's number formats hold. */
+typedef enum hard { FORGETS, SAME_KEYS, WIDE_VALUES } hard;
+
+static void check_hard(oc_ctx *oc, hard kind, const char *name)
+{
+    enum { HEADS = 2, ROWS = 257 };
+    oc_case(oc, "%d heads, a prompt of %d rows: %s", HEADS, ROWS, name);
+    layer l = make(oc, HEADS);
+    td_bf16 *proj = (td_bf16 *)(void *)l.proj->cpu, *f = (td_bf16 *)(void *)l.f->cpu;
+    if (kind != WIDE_VALUES) /* every decay e^-5; none */
+        for (size_t i = 0; i < ROWS * l.width; i++) f[i] = td_f32_bf16(kind == FORGETS ? 100.0f : -100.0f);
+    for (size_t r = 0; r < ROWS; r++) {
+        td_bf16 *row = proj + r * l.proj_stride;
+        if (kind == SAME_KEYS) { /* and beta 1 */
+            memcpy(row, proj, 2 * l.width * sizeof *row);
+            for (int h = 0; h < HEADS; h++) row[3 * l.width + (size_t)h] = td_f32_bf16(20.0f);
+        }
+        if (kind == WIDE_VALUES) {
+            float scale = ldexpf(1.0f, 20 - 5 * (int)(r % 9));
+            for (size_t i = 2 * l.width; i < 3 * l.width; i++) row[i] = td_f32_bf16(scale * td_bf16_f32(row[i]));
+        }
+    }
+    oc_push(oc, l.proj);
+    oc_push(oc, l.f);
+    oc_window w;
+    td_segment segment = { .n_rows = ROWS, .pos = 0, .slot = 1, .chunked = 1 };
+    oc_make_window(oc, &w, &segment, 1);
+    oc_ran(oc, run(oc, OC_CPU, &l, &w, 0, false), run(oc, OC_GPU, &l, &w, 0, false));
+    compare(oc, &l, ROWS);
+    oc_done(oc);
+}
+
+/* The same rows again and again, next to no decay: what a chunk rounds must not add up to a drift. */
+static void check_long(oc_ctx *oc)
+{
+    enum { ROWS = 384, TURNS = 50 };
+    oc_case(oc, "a head, a prompt of %d rows", ROWS * TURNS);
+    layer l = make(oc, 1);
+    td_bf16 *f = (td_bf16 *)(void *)l.f->cpu;
+    for (size_t i = 0; i < ROWS * l.width; i++) f[i] = td_f32_bf16(-8.0f);
+    oc_push(oc, l.f);
+    oc_window w[2];
+    for (int parity = 0; parity < 2; parity++) {
+        td_segment segment = { .n_rows = ROWS, .pos = 0, .slot = 1, .parity = parity, .chunked = 1 };
+        oc_make_window(oc, &w[parity], &segment, 1);
+    }
+    for (int i = 0; i < TURNS; i++)
+        oc_ran(oc, run(oc, OC_CPU, &l, &w[i % 2], 0, false), run(oc, OC_GPU, &l, &w[i % 2], 0, false));
+    compare(oc, &l, ROWS);
+    oc_done(oc);
+}
+
 void oc_kda(oc_ctx *oc)
 {
     static const int rows[] = { 1, 2, 3, 7, 8, 9, 16, 33, 64 }, prompts[] = { 1, 15, 16, 17, 63, 64, 65, 130, 257 };
@@ -283,4 +360,9 @@ void oc_kda(oc_ctx *oc)
     check_beside(oc, heads);
     for (int i = 0; i < 9; i++) check_chunked(oc, i % 4 == 3 ? heads : 1 + i % 2, prompts[i]);
     check_cuts(oc, 2);
+    check_following(oc, 2);
+    check_long(oc);
+    check_hard(oc, FORGETS, "strong decay");
+    check_hard(oc, SAME_KEYS, "equal keys, no decay");
+    check_hard(oc, WIDE_VALUES, "values of any size");
 }
