@@ -1,347 +1,326 @@
-/* The chunked (WY) form of KDA, formulas in ops/cpu/kda_chunk.c and docs/model.md "KDA". Three kernels:
- *   k_kda_chunk_prepare  a block a chunk and head, all in parallel: rows, decays, the matrices A and B
- *   k_kda_chunk_scan     a block a head and 32 value channels, chunks in order: products with the state, forward
- *                        substitution, the next state
+/* Prompts through the chunked form of KDA (kda_chunk.h). Three kernels:
+ *   k_kda_chunk_prepare  a block a chunk and head, all in parallel: kda_prepare.cu
+ *   k_kda_chunk_scan     chunks in order: two warps take 16 value channels of a head, each holds half their state
  *   k_kda_chunk_finish   a warp a row and head: gated norm
- * All sums are fp32 fma chains. Decays are products of alpha, at most 1 each: inside a sub-block of 16 rows one running
- * product, between sub-blocks split at the end of the earlier ones. Row i sums over rows <= i only, and rows beyond the
- * end of a chunk are zeros with decay 1: bits depend neither on rows that follow nor on how a prompt was cut into
- * windows. */
-#include "ops/cuda/kda.h"
+ * In the scan everything is transposed, value channels are the rows of the products: a result then lies in a lane's
+ * registers as the next product wants its A operand. The two warps add their sums over 64 key channels through shared
+ * memory, once a chunk; the B operands, which all share, stream through it. H200, 2,048 rows, 32 heads: 99 us; one warp
+ * for both halves 166 (it waits for the tensor core's latency, 16 cycles a step), four warps for quarters 113 (twice the
+ * instructions), blocks of 64 channels 136 (64 of 132 multiprocessors; but half the bytes out of L2).
+ * State and u are scaled by a power of two a value channel before they are cut into fp16 parts. The state itself stays
+ * fp32 and outside the tensor core, whose sums are cut off, not rounded: over thousands of chunks that would be a drift.
+ * Row i of o depends on rows <= i and on the state before the chunk; u's scale is that of the whole chunk, but only the
+ * state after the chunk sees it. Rows beyond the end of a chunk have zeros and decay 1. So bits depend neither on rows
+ * that follow nor on how a prompt was cut into windows. */
+#include "ops/cuda/kda_chunk.h"
 
-enum { D = TD_KDA_D, C = TD_GRID, SUB = 16, THREADS = 256, WARPS = THREADS / 32, PITCH = D + 4, STRIP = 32 };
-
-/* What a chunk and head hand from kernel to kernel. */
-typedef struct chunk {
-    float x[2 * C][D]; /* rows 0..63 k_i e(i, -1), 64..127 q_i e(i, -1) */
-    float v[C][D];
-    float kd[C][D]; /* k_j e(n - 1, j) */
-    float at[C][C]; /* A transposed: [j][i], 0 unless j < i */
-    float bt[C][C]; /* B transposed: 0 unless j <= i */
-    float o[C][D];
-    float before[D]; /* e(n - 1, -1) */
-    float beta[C];
-    float pad[C];
-} chunk;
-
-/* The index-th chunk of the window's chunked segments; its first row in the segment, or no segment. */
-static TD_DEVICE const td_segment *find_chunk(const td_kda_call &a, int index, int *t0)
-{
-    for (int s = 0; s < a.n_segments; s++) {
-        const td_segment *segment = a.segments + s;
-        int n = segment->chunked ? (segment->n_rows + C - 1) / C : 0;
-        if (index < n) {
-            *t0 = index * C;
-            return segment;
-        }
-        index -= n;
-    }
-    return NULL;
-}
-
-typedef struct sub_block {
-    float k[C][PITCH]; /* k, of finished sub-blocks times the decay to their end */
-    float q[SUB][PITCH], alpha[SUB][PITCH], ks[SUB][PITCH], qs[SUB][PITCH];
-    float total[D], before[D], beta[C];
-} sub_block;
-
-/* Rows r0 .. r0 + 15 of the chunk: q, k, alpha to shared memory, v to the chunk. */
-static TD_DEVICE void load_rows(const td_kda_call &a, const td_segment *segment, int head, int t0, int n, int r0,
-                                sub_block *s, chunk *out)
-{
-    int lane = threadIdx.x % 32;
-    for (int task = threadIdx.x / 32; task < 4 * SUB; task += WARPS) {
-        int part = task / SUB, r = task % SUB;
-        float x[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        if (r0 + r < n)
-            td_kda_row(a, segment, head, part, t0 + r0 + r, lane, x);
-        else if (part == 3)
-            x[0] = x[1] = x[2] = x[3] = 1.0f;
-        float *to = part == 0 ? s->q[r] : part == 1 ? s->k[r0 + r] : part == 2 ? out->v[r0 + r] : s->alpha[r];
-        for (int i = 0; i < 4; i++) to[lane + 32 * i] = x[i];
-    }
-    if (threadIdx.x < SUB) {
-        int r = r0 + threadIdx.x;
-        out->beta[r] = s->beta[r] = r < n ? td_kda_beta(a, segment, head, t0 + r) : 0.0f;
-    }
-}
-
-/* ks, qs of the sub-block and x of its rows; a thread a channel. */
-static TD_DEVICE void decays(sub_block *s, int r0, chunk *out)
-{
-    int c = threadIdx.x;
-    if (c >= D) return;
-    float total = 1.0f, before = s->before[c];
-    for (int r = 0; r < SUB; r++) {
-        total *= s->alpha[r][c];
-        float ks = s->k[r0 + r][c] * total, qs = s->q[r][c] * total;
-        s->ks[r][c] = ks;
-        s->qs[r][c] = qs;
-        out->x[r0 + r][c] = ks * before;
-        out->x[C + r0 + r][c] = qs * before;
-    }
-    s->total[c] = total;
-}
-
-/* A and B inside the sub-block: a warp takes a column j, its running product in registers. */
-static TD_DEVICE void diagonal(const sub_block *s, int r0, chunk *out)
-{
-    int lane = threadIdx.x % 32;
-    for (int j = threadIdx.x / 32; j < SUB; j += WARPS) {
-        float w[4];
-        for (int i = 0; i < 4; i++) w[i] = s->k[r0 + j][lane + 32 * i];
-        for (int r = j; r < SUB; r++) {
-            float sum_a = 0.0f, sum_b = 0.0f;
-            for (int i = 0; i < 4; i++) {
-                int c = lane + 32 * i;
-                if (r > j) w[i] *= s->alpha[r][c];
-                sum_a = fmaf(s->k[r0 + r][c], w[i], sum_a);
-                sum_b = fmaf(s->q[r][c], w[i], sum_b);
-            }
-            sum_a = td_warp_sum(sum_a);
-            sum_b = td_warp_sum(sum_b);
-            if (lane == 0) {
-                out->at[r0 + j][r0 + r] = r > j ? s->beta[r0 + r] * sum_a : 0.0f;
-                out->bt[r0 + j][r0 + r] = sum_b;
-            }
-        }
-        if (lane < j) out->at[r0 + j][r0 + lane] = out->bt[r0 + j][r0 + lane] = 0.0f;
-    }
-}
-
-static TD_DEVICE float4 load4(const float *p)
-{
-    return *(const float4 *)p;
-}
-
-/* Between the sub-block's rows and all columns before it; above the diagonal zeros. A thread a row and every 16th
- * column. */
-static TD_DEVICE void off_diagonal(const sub_block *s, int r0, chunk *out)
-{
-    int r = threadIdx.x / SUB;
-    for (int j = threadIdx.x % SUB; j < r0; j += SUB) {
-        float sum_a = 0.0f, sum_b = 0.0f;
-        for (int c = 0; c < D; c += 4) {
-            float4 kd = load4(&s->k[j][c]), ks = load4(&s->ks[r][c]), qs = load4(&s->qs[r][c]);
-            sum_a = fmaf(ks.w, kd.w, fmaf(ks.z, kd.z, fmaf(ks.y, kd.y, fmaf(ks.x, kd.x, sum_a))));
-            sum_b = fmaf(qs.w, kd.w, fmaf(qs.z, kd.z, fmaf(qs.y, kd.y, fmaf(qs.x, kd.x, sum_b))));
-        }
-        out->at[j][r0 + r] = s->beta[r0 + r] * sum_a;
-        out->bt[j][r0 + r] = sum_b;
-        out->at[r0 + r][j] = out->bt[r0 + r][j] = 0.0f;
-    }
-}
-
-/* k of finished sub-blocks and `before` reach to the end of this one. */
-static TD_DEVICE void advance(sub_block *s, int r0)
-{
-    for (int i = threadIdx.x; i < r0 * D; i += THREADS) s->k[i / D][i % D] *= s->total[i % D];
-    int c = threadIdx.x;
-    if (c >= D) return;
-    float suffix = 1.0f;
-    for (int r = SUB - 1; r >= 0; r--) {
-        s->k[r0 + r][c] *= suffix;
-        suffix *= s->alpha[r][c];
-    }
-    s->before[c] *= s->total[c];
-}
-
-static __global__ void __launch_bounds__(THREADS) k_kda_chunk_prepare(td_kda_call a, chunk *chunks)
-{
-    td_begin();
-    extern __shared__ __align__(16) unsigned char smem[];
-    sub_block *s = (sub_block *)smem;
-    int head = blockIdx.x, t0;
-    const td_segment *segment = find_chunk(a, blockIdx.y, &t0);
-    if (!segment) return;
-    chunk *out = chunks + (size_t)blockIdx.y * a.n_heads + head;
-    int n = min(segment->n_rows - t0, (int)C);
-    if (threadIdx.x < D) s->before[threadIdx.x] = 1.0f;
-    for (int r0 = 0; r0 < C; r0 += SUB) {
-        load_rows(a, segment, head, t0, n, r0, s, out);
-        __syncthreads();
-        decays(s, r0, out);
-        diagonal(s, r0, out);
-        __syncthreads();
-        off_diagonal(s, r0, out);
-        __syncthreads();
-        advance(s, r0);
-        __syncthreads();
-    }
-    for (int i = threadIdx.x; i < C * D; i += THREADS) out->kd[i / D][i % D] = s->k[i / D][i % D];
-    if (threadIdx.x < D) out->before[threadIdx.x] = s->before[threadIdx.x];
-}
+enum { D = TD_KDA_D, C = TD_CHUNK, THREADS = 256, WARPS = THREADS / 32 };
+enum {
+    PAIRS = 2, /* of warps a block: 32 value channels */
+    SCAN_THREADS = 64 * PAIRS,
+    HALF = D / 2,
+    READS = HALF / 16,            /* stages of W and Q: 16 key channels of either half */
+    STAGES = TD_CHUNK_STAGES / 2, /* then of the keys that are written: 32 channels of either half */
+    RING = 4,
+    STAGE16 = sizeof(td_kda_stage) / 16
+};
 
 typedef struct scan_block {
-    float m[D][STRIP];
-    float x[C][PITCH]; /* half of chunk.x; then A and B; then kd */
-    float y[2 * C][STRIP];
-    float u[C][STRIP];
+    uint4 ring[RING][2][STAGE16]; /* stages of the two halves */
+    float4 sums[2 * PAIRS][C / 8 + C / 16][32];
 } scan_block;
 
-/* A matrix of C x D floats on its way to shared memory: asked for while the one before it is worked on. */
-enum { PIECES = C * D / 4 / THREADS };
-
-static TD_DEVICE void ask(float4 piece[PIECES], const float *from)
+static TD_DEVICE void ask_stage(scan_block *b, int place, const td_kda_chunk *h, int stage)
 {
+    enum { TILES16 = TD_CHUNK_TILES * 32 };
+    int first = stage < READS ? stage : READS + stage, step = stage < READS ? READS : STAGES - READS;
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) piece[i] = load4(from + 4 * (threadIdx.x + i * THREADS));
+    for (int half = 0; half < 2; half++) {
+        uint4 *to = &b->ring[place][half][threadIdx.x];
+        const uint4 *from = (const uint4 *)&h->stage[first + half * step] + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < TILES16; i += SCAN_THREADS) td_copy_async(to + i, from + i, true);
+        if (stage < READS && threadIdx.x < STAGE16 - TILES16) td_copy_async(to + TILES16, from + TILES16, true);
+    }
 }
 
-/* Rows of `width` floats, pitch floats apart; nobody reads `to` any more, and everybody may afterwards. */
-static TD_DEVICE void put(float *to, int pitch, int width, const float4 piece[PIECES])
+/* The half's next stage. It is in shared memory now, and the place of the one before it is free for the one RING - 1
+ * ahead, which may be the next chunk's. turn: places of the ring, counted up. */
+static TD_DEVICE const td_kda_stage *next_stage(scan_block *b, const td_kda_chunk *h, const td_kda_chunk *after,
+                                                int stage, int *turn)
 {
+    td_copy_wait<RING - 2>();
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        int at = threadIdx.x + i * THREADS;
-        *(float4 *)(to + at / (width / 4) * pitch + at % (width / 4) * 4) = piece[i];
-    }
-    __syncthreads();
+    int ahead = stage + RING - 1, here = *turn, free = here == 0 ? RING - 1 : here - 1;
+    if (ahead < STAGES)
+        ask_stage(b, free, h, ahead);
+    else if (after)
+        ask_stage(b, free, after, ahead - STAGES);
+    td_copy_commit();
+    *turn = here == RING - 1 ? 0 : here + 1;
+    return (const td_kda_stage *)b->ring[here][threadIdx.x / 32 % 2];
 }
 
-/* y[row0 ..][32] = x M for the 64 rows in s->x; a thread 2 rows x 4 channels. */
-static TD_DEVICE void state_product(scan_block *s, int row0)
+/* Scales of the lane's two value channels, of which it has the maxima over its own part of the row: the channel's
+ * largest value comes to lie in 2^14 .. 2^15. inverse also takes 2^bits out. */
+static TD_DEVICE void scales(float most[2], float scale[2], float inverse[2])
 {
-    int d = threadIdx.x % 8 * 4, r = threadIdx.x / 8 * 2;
-    float acc[2][4] = { { 0.0f, 0.0f, 0.0f, 0.0f }, { 0.0f, 0.0f, 0.0f, 0.0f } };
-    for (int c = 0; c < D; c += 4) {
-        float4 x0 = load4(&s->x[r][c]), x1 = load4(&s->x[r + 1][c]);
-        const float f0[4] = { x0.x, x0.y, x0.z, x0.w }, f1[4] = { x1.x, x1.y, x1.z, x1.w };
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float4 m = load4(&s->m[c + j][d]);
-            const float w[4] = { m.x, m.y, m.z, m.w };
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                acc[0][i] = fmaf(f0[j], w[i], acc[0][i]);
-                acc[1][i] = fmaf(f1[j], w[i], acc[1][i]);
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s->y[row0 + r][d + i] = acc[0][i];
-        s->y[row0 + r + 1][d + i] = acc[1][i];
+    for (int i = 0; i < 2; i++) {
+        most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 1));
+        most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 2));
+        int exponent = max((int)(__float_as_uint(most[i]) >> 23), 48);
+        scale[i] = __uint_as_float((uint32_t)(127 + 14 + 127 - exponent) << 23);
+        inverse[i] = __uint_as_float((uint32_t)(exponent - 14 - TD_CHUNK_KEY_BITS) << 23);
     }
 }
 
-/* u by forward substitution and o. A warp owns 4 channels, a lane 8 rows of one of them: lane = 4 * (row / 8) +
- * channel, so u_j reaches the others by a shuffle. Chains over ascending j. */
-enum { MINE = 8 };
-
-static TD_DEVICE void ask_values(float v[MINE], float beta[MINE], const chunk *in, int d0)
+/* Tiles x0, x1 (8 columns each of C) as the A operand of 16 columns. */
+static TD_DEVICE void to_operand(const float x0[4], const float x1[4], const float scale[2], uint32_t hi[4],
+                                 uint32_t lo[4])
 {
-    int lane = threadIdx.x % 32, d = threadIdx.x / 32 * 4 + lane % 4, r0 = lane / 4 * MINE;
 #pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        v[i] = in->v[r0 + i][d0 + d];
-        beta[i] = in->beta[r0 + i];
+    for (int i = 0; i < 2; i++) {
+        td_split_f16(x0[2 * i] * scale[i], x0[2 * i + 1] * scale[i], &hi[i], &lo[i]);
+        td_split_f16(x1[2 * i] * scale[i], x1[2 * i + 1] * scale[i], &hi[2 + i], &lo[2 + i]);
     }
 }
 
-static TD_DEVICE void solve(scan_block *s, const float v[MINE], const float beta[MINE], chunk *out, int d0)
+/* Value i of tile n of a lane's part of a head's state: [16 value channels][64 key channels], tile n has 8 of these. */
+static TD_DEVICE float *state_value(float *state, int n, int i)
 {
-    int lane = threadIdx.x % 32, d = threadIdx.x / 32 * 4 + lane % 4, r0 = lane / 4 * MINE;
-    const float *at = &s->x[0][0], *bt = at + C * C;
-    float u[MINE], o[MINE];
-#pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        u[i] = beta[i] * (v[i] - s->y[r0 + i][d]);
-        o[i] = s->y[C + r0 + i][d];
-    }
-#pragma unroll 1
-    for (int block = 0; block < C / MINE; block++)
-#pragma unroll
-        for (int k = 0; k < MINE; k++) { /* row j = 8 block + k is complete in its owner */
-            int j = block * MINE + k;
-            float uj = __shfl_sync(0xffffffffu, u[k], 4 * block + lane % 4);
-            float4 a0 = load4(at + j * C + r0), a1 = load4(at + j * C + r0 + 4);
-            float4 b0 = load4(bt + j * C + r0), b1 = load4(bt + j * C + r0 + 4);
-            const float aj[MINE] = { a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w };
-            const float bj[MINE] = { b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w };
-#pragma unroll
-            for (int i = 0; i < MINE; i++) {
-                u[i] = fmaf(-aj[i], uj, u[i]);
-                o[i] = fmaf(bj[i], uj, o[i]);
-            }
-        }
-#pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        s->u[r0 + i][d] = u[i];
-        out->o[r0 + i][d0 + d] = o[i];
-    }
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    return state + (8 * n + 2 * t + i % 2) * D + g + i / 2 * 8;
 }
 
-/* M = diag(before) M + kd^T u; a thread 4 key x 4 value channels. */
-static TD_DEVICE void update(scan_block *s, float4 before)
+static TD_DEVICE void largest(const float x[4], float most[2])
 {
-    int d = threadIdx.x % 8 * 4, c = threadIdx.x / 8 * 4;
-    const float decay[4] = { before.x, before.y, before.z, before.w };
-    float acc[4][4];
 #pragma unroll
-    for (int i = 0; i < 16; i++) acc[i / 4][i % 4] = decay[i / 4] * s->m[c + i / 4][d + i % 4];
-    for (int j = 0; j < C; j++) {
-        float4 k4 = load4(&s->x[j][c]), u4 = load4(&s->u[j][d]);
-        const float k[4] = { k4.x, k4.y, k4.z, k4.w }, u[4] = { u4.x, u4.y, u4.z, u4.w };
-#pragma unroll
-        for (int i = 0; i < 16; i++) acc[i / 4][i % 4] = fmaf(k[i / 4], u[i % 4], acc[i / 4][i % 4]);
-    }
-#pragma unroll
-    for (int i = 0; i < 16; i++) s->m[c + i / 4][d + i % 4] = acc[i / 4][i % 4];
+    for (int i = 0; i < 4; i++) most[i / 2] = fmaxf(most[i / 2], fabsf(x[i]));
 }
 
-static __global__ void __launch_bounds__(THREADS) k_kda_chunk_scan(td_kda_call a, chunk *chunks)
+/* acc = 2^scales (W M, then Q M) over the half's key channels; m takes the decay. */
+static TD_DEVICE void read_state(float m[HALF / 8][4], const float scale[2], const td_kda_stage *stage, int s,
+                                 float acc[2 * C / 8][4])
+{
+    int lane = threadIdx.x % 32;
+    uint32_t hi[4], lo[4];
+    to_operand(m[2 * s], m[2 * s + 1], scale, hi, lo);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float2 decay = *(const float2 *)&stage->decay[8 * i + 2 * (lane % 4)];
+        float *x = m[2 * s + i];
+        x[0] *= decay.x, x[1] *= decay.y, x[2] *= decay.x, x[3] *= decay.y;
+    }
+    td_mma_split<8>(acc, hi, lo, &stage->tile[0][lane], 32);
+    td_mma_split<8>(acc + 8, hi, lo, &stage->tile[8][lane], 32);
+}
+
+/* Sums of the two halves: W M of all rows to both warps, Q M of a warp's own half of them. */
+static TD_DEVICE void add_halves(scan_block *b, float acc[2 * C / 8][4], const float inverse[2], int half)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float4(*mine)[32] = b->sums[warp], (*other)[32] = b->sums[warp ^ 1];
+#pragma unroll
+    for (int n = 0; n < 2 * C / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][i] *= inverse[i / 2];
+#pragma unroll
+    for (int n = 0; n < C / 8; n++) mine[n][lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+#pragma unroll
+    for (int n = 0; n < C / 16; n++) {
+        const float *first = acc[C / 8 + n], *second = acc[C / 8 + C / 16 + n]; /* one is the other warp's */
+        mine[C / 8 + n][lane] = half ? make_float4(first[0], first[1], first[2], first[3])
+                                     : make_float4(second[0], second[1], second[2], second[3]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[C / 8 + n][i] = half ? second[i] : first[i];
+    }
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
+#pragma unroll
+    for (int n = 0; n < C / 8 + C / 16; n++) {
+        float4 x = other[n][lane];
+        acc[n][0] += x.x;
+        acc[n][1] += x.y;
+        acc[n][2] += x.z;
+        acc[n][3] += x.w;
+    }
+}
+
+/* 32 key channels of the half: m += keys u. */
+static TD_DEVICE void write_state(float m[4][4], const uint32_t hi[C / 16][4], const uint32_t lo[C / 16][4],
+                                  const float inverse[2], const td_kda_stage *stage, int n0, float most[2])
+{
+    int lane = threadIdx.x % 32;
+    float sum[4][4] = {};
+#pragma unroll
+    for (int j = 0; j < C / 16; j++) {
+        uint4 v[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) v[n] = stage->tile[n * 4 + j][td_kda_place(lane / 4, lane % 4, n0 + n)];
+#pragma unroll
+        for (int n = 0; n < 4; n++) td_mma_f16(sum[n], lo[j], v[n].x, v[n].y);
+#pragma unroll
+        for (int n = 0; n < 4; n++) td_mma_f16(sum[n], hi[j], v[n].z, v[n].w);
+#pragma unroll
+        for (int n = 0; n < 4; n++) td_mma_f16(sum[n], hi[j], v[n].x, v[n].y);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) m[n][i] = fmaf(sum[n][i], inverse[i / 2], m[n][i]);
+        largest(m[n], most);
+    }
+}
+
+static TD_DEVICE void step_chunk(scan_block *b, float m[HALF / 8][4], float most[2], td_kda_chunk *h,
+                                 const td_kda_chunk *after, int strip, int *turn)
+{
+    int lane = threadIdx.x % 32, half = threadIdx.x / 32 % 2;
+    float acc[2 * C / 8][4], scale[2], inverse[2];
+    float4 ahead[C / 8];
+#pragma unroll
+    for (int i = 0; i < 8 * C / 8; i++) acc[i / 4][i % 4] = 0.0f;
+    scales(most, scale, inverse);
+#pragma unroll
+    for (int s = 0; s < READS; s++) {
+        const td_kda_stage *stage = next_stage(b, h, after, s, turn);
+        if (s == READS - 2)
+#pragma unroll
+            for (int n = 0; n < C / 8; n++) ahead[n] = h->u0[strip][n][lane];
+        read_state(m, scale, stage, s, acc);
+    }
+    add_halves(b, acc, inverse, half);
+    most[0] = most[1] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < C / 8; n++) {
+        const float u0[4] = { ahead[n].x, ahead[n].y, ahead[n].z, ahead[n].w };
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][i] = u0[i] - acc[n][i];
+        largest(acc[n], most);
+    }
+#pragma unroll
+    for (int n = 0; n < C / 16; n++) ahead[n] = h->o0[strip][half * C / 16 + n][lane];
+    scales(most, scale, inverse);
+    uint32_t hi[C / 16][4], lo[C / 16][4];
+#pragma unroll
+    for (int j = 0; j < C / 16; j++) to_operand(acc[2 * j], acc[2 * j + 1], scale, hi[j], lo[j]);
+    most[0] = most[1] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < STAGES - READS; s++)
+        write_state(m + 4 * s, hi, lo, inverse, next_stage(b, h, after, READS + s, turn), 4 * s, most);
+    const float query = 1.0f / (1 << (TD_CHUNK_QUERY_BITS - TD_CHUNK_KEY_BITS));
+#pragma unroll
+    for (int n = 0; n < C / 16; n++) {
+        const float *y = acc[C / 8 + n];
+        float4 x = ahead[n];
+        h->o[strip][half * C / 16 + n][lane] = make_uint2(td_pack_bf16(fmaf(y[0], query, x.x), fmaf(y[1], query, x.y)),
+                                                          td_pack_bf16(fmaf(y[2], query, x.z), fmaf(y[3], query, x.w)));
+    }
+}
+
+static __global__ void __launch_bounds__(SCAN_THREADS) k_kda_chunk_scan(td_kda_call a, td_kda_chunk *chunks)
 {
     td_begin();
     extern __shared__ __align__(16) unsigned char smem[];
-    scan_block *s = (scan_block *)smem;
-    int head = blockIdx.x, d0 = blockIdx.z * STRIP, first = 0;
+    scan_block *b = (scan_block *)smem;
+    int head = blockIdx.x, half = threadIdx.x / 32 % 2, first = 0, turn = 0;
+    int strip = blockIdx.z * PAIRS + threadIdx.x / 64;
     const td_segment *segment = a.segments + blockIdx.y;
     if (!segment->chunked || segment->n_rows < 1) return;
     for (int i = 0; i < (int)blockIdx.y; i++) first += a.segments[i].chunked ? (a.segments[i].n_rows + C - 1) / C : 0;
-    const float *from = td_kda_state_at(a, segment, segment->parity, head) + d0;
-    for (int i = threadIdx.x; i < D * STRIP; i += THREADS) s->m[i / STRIP][i % STRIP] = from[i / STRIP * D + i % STRIP];
     int n_chunks = (segment->n_rows + C - 1) / C;
-    chunk *h = chunks + (size_t)first * a.n_heads + head;
-    float4 ahead[PIECES];
-    float v[MINE], beta[MINE];
-    ask(ahead, h->x[0]);
-    for (int i = 0; i < n_chunks; i++, h += a.n_heads) {
-        put(s->x[0], PITCH, D, ahead);
-        ask(ahead, h->x[C]);
-        state_product(s, 0);
-        put(s->x[0], PITCH, D, ahead);
-        ask(ahead, h->at[0]); /* and bt, which follows it */
-        ask_values(v, beta, h, d0);
-        state_product(s, C);
-        put(s->x[0], C, C, ahead);
-        ask(ahead, h->kd[0]);
-        float4 before = load4(h->before + threadIdx.x / 8 * 4);
-        solve(s, v, beta, h, d0);
-        put(s->x[0], PITCH, D, ahead);
-        if (i + 1 < n_chunks) ask(ahead, (h + a.n_heads)->x[0]);
-        update(s, before);
+    td_kda_chunk *h = chunks + (size_t)first * a.n_heads + head;
+#pragma unroll
+    for (int i = 0; i < RING - 1; i++) {
+        ask_stage(b, i, h, i);
+        td_copy_commit();
     }
-    __syncthreads();
-    float *to = td_kda_state_at(a, segment, !segment->parity, head) + d0;
-    for (int i = threadIdx.x; i < D * STRIP; i += THREADS) to[i / STRIP * D + i % STRIP] = s->m[i / STRIP][i % STRIP];
+    float m[HALF / 8][4], most[2] = { 0.0f, 0.0f };
+    size_t part = (size_t)half * HALF * D + 16 * strip;
+    float *from = td_kda_state_at(a, segment, segment->parity, head) + part;
+#pragma unroll
+    for (int n = 0; n < HALF / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) m[n][i] = *state_value(from, n, i);
+        largest(m[n], most);
+    }
+    for (; n_chunks > 0; n_chunks--, h += a.n_heads)
+        step_chunk(b, m, most, h, n_chunks > 1 ? h + a.n_heads : NULL, strip, &turn);
+    float *to = td_kda_state_at(a, segment, !segment->parity, head) + part;
+#pragma unroll
+    for (int n = 0; n < HALF / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) *state_value(to, n, i) = m[n][i];
 }
 
-static __global__ void k_kda_chunk_finish(td_kda_call a, const chunk *chunks)
+/* Word of the chunk's o that holds value channel d of rows 2 pair and 2 pair + 1. */
+static TD_DEVICE int output_word(int pair, int d)
 {
+    return ((d / 16 * (C / 8) + pair / 4) * 32 + d % 8 * 4 + pair % 4) * 2 + d / 8 % 2;
+}
+
+/* td_kda_finish() for one of the rows whose gates and o are there. */
+static TD_DEVICE void finish_row(const td_kda_call &a, const float norm[4], size_t at, const td_bf16 gate[4],
+                                 const float o[4])
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum = fmaf(o[i], o[i], sum);
+    float inverse = 1.0f / sqrtf(td_warp_sum(sum) / TD_HEAD + a.rms_eps);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a.y[at + 32 * i] = td_to_bf16(td_times_sigmoid(norm[i] * (o[i] * inverse), td_load_bf16(&gate[i])));
+}
+
+/* A warp has four pairs of rows, two at a time; all their gates are asked for before the first is used. */
+static __global__ void __launch_bounds__(THREADS) k_kda_chunk_finish(td_kda_call a, const td_kda_chunk *chunks)
+{
+    enum { ASKED = 2 };
     td_begin();
-    int head = blockIdx.x, t0, lane = threadIdx.x % 32;
-    const td_segment *segment = find_chunk(a, blockIdx.y, &t0);
+    __shared__ uint4 words[C * D / 8];
+    int head = blockIdx.x, t0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const td_segment *segment = td_kda_find_chunk(a, blockIdx.y, &t0);
     if (!segment) return;
-    const chunk *h = chunks + (size_t)blockIdx.y * a.n_heads + head;
+    const td_kda_chunk *h = chunks + (size_t)blockIdx.y * a.n_heads + head;
+    size_t row0 = (size_t)(segment->first_row + t0), channel = (size_t)head * D + lane;
+    int n = min(segment->n_rows - t0, (int)C);
+#pragma unroll
+    for (int i = threadIdx.x; i < C * D / 8; i += THREADS) td_copy_async(words + i, (const uint4 *)h->o + i, true);
+    td_copy_commit();
+    float norm[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) norm[i] = a.w.o_norm[lane + 32 * i];
     if (t0 == 0) /* one block of the segment and head */
         td_kda_conv_write(a, segment, head, segment->n_rows, a.proj + (size_t)segment->first_row * a.proj_stride,
                           a.proj_stride);
-    for (int t = threadIdx.x / 32; t < C && t0 + t < segment->n_rows; t += WARPS) {
-        float o[4];
-        for (int i = 0; i < 4; i++) o[i] = h->o[t][lane + 32 * i];
-        td_kda_finish(a, segment, head, t0 + t, lane, o);
+#pragma unroll 1
+    for (int pair0 = warp; pair0 < C / 2; pair0 += ASKED * WARPS) {
+        td_bf16 gate[2 * ASKED][4];
+#pragma unroll
+        for (int r = 0; r < 2 * ASKED; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int t = 2 * (pair0 + r / 2 * WARPS) + r % 2;
+                gate[r][i] = t < n ? a.gate[(row0 + t) * a.gate_stride + channel + 32 * i] : 0;
+            }
+        if (pair0 == warp) {
+            td_copy_wait<0>();
+            __syncthreads();
+        }
+#pragma unroll
+        for (int r = 0; r < ASKED; r++) {
+            int pair = pair0 + r * WARPS;
+            size_t at = (row0 + 2 * pair) * a.n_heads * D + channel;
+            float even[4], odd[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t word = ((const uint32_t *)words)[output_word(pair, lane + 32 * i)];
+                even[i] = td_low_bf16(word);
+                odd[i] = td_high_bf16(word);
+            }
+            if (2 * pair < n) finish_row(a, norm, at, gate[2 * r], even);
+            if (2 * pair + 1 < n) finish_row(a, norm, at + (size_t)a.n_heads * D, gate[2 * r + 1], odd);
+        }
     }
 }
 
@@ -352,13 +331,12 @@ static size_t most_chunks(int rows)
 
 size_t td_cuda_kda_bytes(const td_dev_limits *limits)
 {
-    return most_chunks(limits->rows) * (size_t)limits->n_heads * sizeof(chunk);
+    return most_chunks(limits->rows) * (size_t)limits->n_heads * sizeof(td_kda_chunk);
 }
 
 cudaError_t td_cuda_kda_init(void)
 {
-    cudaError_t error =
-        cudaFuncSetAttribute(k_kda_chunk_prepare, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(sub_block));
+    cudaError_t error = td_cuda_kda_prepare_init();
     if (error != cudaSuccess) return error;
     return cudaFuncSetAttribute(k_kda_chunk_scan, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan_block));
 }
@@ -367,10 +345,10 @@ td_status td_cuda_kda_chunked(td_cuda_dev *dev, const td_kda_call *a, int n_rows
 {
     td_arena arena;
     td_cuda_scratch(dev, &arena);
-    chunk *chunks = (chunk *)td_cuda_take(&arena, td_cuda_kda_bytes(&dev->limits));
+    td_kda_chunk *chunks = (td_kda_chunk *)td_cuda_take(&arena, td_cuda_kda_bytes(&dev->limits));
     unsigned heads = (unsigned)a->n_heads, n = (unsigned)most_chunks(n_rows);
-    td_launch_spread(dev, k_kda_chunk_prepare, dim3(heads, n), THREADS, sizeof(sub_block), *a, chunks);
-    td_launch_spread(dev, k_kda_chunk_scan, dim3(heads, (unsigned)a->n_segments, D / STRIP), THREADS,
+    td_cuda_kda_prepare(dev, a, chunks, (int)n);
+    td_launch_spread(dev, k_kda_chunk_scan, dim3(heads, (unsigned)a->n_segments, D / 16 / PAIRS), SCAN_THREADS,
                      sizeof(scan_block), *a, chunks);
     td_launch(dev, k_kda_chunk_finish, dim3(heads, n), THREADS, 0, *a, chunks);
     return td_cuda_launched(dev, "kda");
