@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024, IDS_AT_ONCE = 4 };
+enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024, IDS_AT_ONCE = 4, INPUTS_AT_ONCE = 4 };
 
 /* Inclusive sum over the first TD_EXPERTS_MAX threads of a block. warp_sum: [TD_EXPERTS_MAX / 32]. */
 static TD_DEVICE int scan(int x, int *warp_sum)
@@ -89,34 +89,51 @@ static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_exper
     }
 }
 
-/* A block a sorted pick; EXL3: a warp 512 values, for gate and up. */
-static __global__ void __launch_bounds__(THREADS, 3) k_experts_inputs(td_experts_call a)
+/* Plain experts: the rows as they are. */
+static TD_DEVICE void plain_inputs(const td_experts_call &a, int first, int n)
+{
+    for (int p = first; p < first + n; p++) {
+        const td_bf16 *x = a.x + (size_t)(a.order[p] / a.top_k) * a.dim;
+        td_bf16 *to = a.in + (size_t)p * a.in_stride;
+        for (int k = threadIdx.x; k < (int)a.in_stride; k += THREADS) to[k] = k < a.dim ? x[k] : (td_bf16)0;
+    }
+}
+
+/* Rows of the picks, EXL3: rotated for gate and up. A block has `at_once` sorted picks, which of prompts mostly have one
+ * expert and so one set of scales; a warp 512 values of each, the next pick's on their way. */
+static __global__ void __launch_bounds__(THREADS, 3) k_experts_inputs(td_experts_call a, int at_once)
 {
     td_begin();
-    int p = blockIdx.x;
-    if (p >= *a.n_sorted) return;
-    int pick = a.order[p];
-    const td_bf16 *x = a.x + (size_t)(pick / a.top_k) * a.dim;
-    td_bf16 *to = a.in + (size_t)p * a.in_stride;
+    int first = blockIdx.x * at_once, n = min(*a.n_sorted - first, at_once), lane = threadIdx.x % 32;
+    if (n <= 0) return;
     if (!a.exl3) {
-        for (int k = threadIdx.x; k < (int)a.in_stride; k += THREADS) to[k] = k < a.dim ? x[k] : (td_bf16)0;
+        plain_inputs(a, first, n);
         return;
     }
-    const td_gpu_matrix *m = a.table + a.ids[pick];
-    const td_f16 *suh[2] = { m[(size_t)TD_MATRIX_GATE * a.n_experts].suh, m[(size_t)TD_MATRIX_UP * a.n_experts].suh };
-    for (int first = threadIdx.x / 32 * TD_PART_WARP; first < a.dim; first += WARPS * TD_PART_WARP) {
-        int k = first + td_part_at();
+    int pick = a.order[first + min(lane, n - 1)], expert = a.ids[pick];
+    for (int part = threadIdx.x / 32 * TD_PART_WARP; part < a.dim; part += WARPS * TD_PART_WARP) {
+        int k = part + td_part_at(), current = -1;
         bool live = k < a.dim;
         uint32_t values[TD_PART / 2], signs[2][TD_PART / 2];
-        td_part_load16(x + k, live, values);
-        td_part_load_scales(suh[0] + k, live, signs[0]);
-        td_part_load_scales(suh[1] + k, live, signs[1]);
+        td_part_load16(a.x + (size_t)(__shfl_sync(0xffffffffu, pick, 0) / a.top_k) * a.dim + k, live, values);
+        for (int r = 0; r < n; r++) {
+            int own = __shfl_sync(0xffffffffu, expert, r), row = __shfl_sync(0xffffffffu, pick, r + 1) / a.top_k;
+            if (own != current) {
+                const td_gpu_matrix *m = a.table + own;
+                td_part_load_scales(m[(size_t)TD_MATRIX_GATE * a.n_experts].suh + k, live, signs[0]);
+                td_part_load_scales(m[(size_t)TD_MATRIX_UP * a.n_experts].suh + k, live, signs[1]);
+                current = own;
+            }
+            td_bf16 *to = a.in + (size_t)(first + r) * a.in_stride;
 #pragma unroll
-        for (int matrix = 0; matrix < 2; matrix++) {
-            float v[TD_PART];
+            for (int matrix = 0; matrix < 2; matrix++) {
+                float v[TD_PART];
 #pragma unroll
-            for (int i = 0; i < TD_PART; i++) v[i] = i % 2 ? td_high_bf16(values[i / 2]) : td_low_bf16(values[i / 2]);
-            td_part_rotate_in(v, signs[matrix], k, live, to + (size_t)matrix * a.picks * a.in_stride);
+                for (int i = 0; i < TD_PART; i++)
+                    v[i] = i % 2 ? td_high_bf16(values[i / 2]) : td_low_bf16(values[i / 2]);
+                if (matrix && r + 1 < n) td_part_load16(a.x + (size_t)row * a.dim + k, live, values);
+                td_part_rotate_in(v, signs[matrix], k, live, a.by_step, to + (size_t)matrix * a.picks * a.in_stride);
+            }
         }
     }
 }
@@ -149,61 +166,72 @@ static __global__ void __launch_bounds__(THREADS, 3) k_experts_middle(td_experts
     const td_gpu_matrix *m = a.table + a.ids[a.order[p]];
     const float *z = a.z + (size_t)p * 2 * a.width + k;
     float gate[TD_PART], up[TD_PART];
-    uint32_t scales[TD_PART / 2];
-    td_part_load32(z, live, gate);
-    td_part_load32(z + a.width, live, up);
-    td_part_load_scales(m[(size_t)TD_MATRIX_GATE * a.n_experts].svh + k, live, scales);
+    uint32_t scales[TD_MATRICES][TD_PART / 2];
+    td_part_load32(z, a.width - k, gate);
+    td_part_load32(z + a.width, a.width - k, up);
+#pragma unroll
+    for (int i = 0; i < TD_MATRICES; i++) {
+        const td_gpu_matrix *matrix = m + (size_t)i * a.n_experts;
+        td_part_load_scales((i == TD_MATRIX_DOWN ? matrix->suh : matrix->svh) + k, live, scales[i]);
+    }
     td_part_hadamard(gate);
-    td_part_scale(gate, scales);
-    td_part_load_scales(m[(size_t)TD_MATRIX_UP * a.n_experts].svh + k, live, scales);
+    td_part_scale(gate, scales[TD_MATRIX_GATE]);
     td_part_hadamard(up);
-    td_part_scale(up, scales);
-    td_part_load_scales(m[(size_t)TD_MATRIX_DOWN * a.n_experts].suh + k, live, scales);
+    td_part_scale(up, scales[TD_MATRIX_UP]);
 #pragma unroll
     for (int i = 0; i < TD_PART; i++)
         gate[i] = td_round_bf16(td_swiglu_value(td_round_bf16(gate[i]), td_round_bf16(up[i]), a.limit));
-    td_part_rotate_in(gate, scales, k, live, a.mid + (size_t)p * a.mid_stride);
+    td_part_rotate_in(gate, scales[TD_MATRIX_DOWN], k, live, a.by_step, a.mid + (size_t)p * a.mid_stride);
 }
 
-/* y = sum over picks in order of weight * output, then the shared expert. A warp 512 values of a row. */
-static __global__ void __launch_bounds__(THREADS, 4) k_experts_combine(td_experts_call a)
+/* y = sum over picks in order of weight * output, then the shared expert. A warp 512 values of a row; the next pick's
+ * are on their way while one is rotated, addresses are found for 32 picks at once. */
+static __global__ void __launch_bounds__(THREADS, 3) k_experts_combine(td_experts_call a)
 {
     td_begin();
     size_t row = blockIdx.y;
-    int first = (blockIdx.x * WARPS + threadIdx.x / 32) * TD_PART_WARP, d = first + td_part_at();
+    int first = (blockIdx.x * WARPS + threadIdx.x / 32) * TD_PART_WARP, d = first + td_part_at(),
+        lane = threadIdx.x % 32;
     if (first >= a.dim) return;
+    bool live = d < a.dim;
     float y[TD_PART];
 #pragma unroll
     for (int i = 0; i < TD_PART; i++) y[i] = 0.0f;
-    for (int k = 0; k < a.top_k; k++) {
-        size_t pick = row * a.top_k + k;
-        int p = a.place[pick];
-        if (p < 0) continue;
-        float v[TD_PART], weight = a.weights[pick];
-        const float *out = a.out + (size_t)p * a.dim + d;
-#pragma unroll
-        for (int i = 0; i < TD_PART; i += 2) {
-            float2 pair = d + 4 * i < a.dim ? *(const float2 *)(out + 4 * i) : make_float2(0.0f, 0.0f);
-            v[i] = pair.x;
-            v[i + 1] = pair.y;
-        }
-        if (a.exl3) {
+    for (int k0 = 0; k0 < a.top_k; k0 += 32) {
+        size_t pick = row * a.top_k + k0 + lane;
+        int own = k0 + lane < a.top_k ? a.place[pick] : -1;
+        float own_weight = own >= 0 ? a.weights[pick] : 0.0f;
+        const td_f16 *own_svh = NULL;
+        if (own >= 0 && a.exl3) own_svh = a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh;
+        uint32_t left = __ballot_sync(0xffffffffu, own >= 0);
+        float next[TD_PART];
+        const float *out = a.out + d;
+        if (left) td_part_load32(out + (size_t)__shfl_sync(0xffffffffu, own, __ffs(left) - 1) * a.dim, a.dim - d, next);
+        while (left) {
+            int k = __ffs(left) - 1;
+            float v[TD_PART], weight = __shfl_sync(0xffffffffu, own_weight, k);
             uint32_t svh[TD_PART / 2];
-            td_part_load_scales(a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh + d, d < a.dim, svh);
-            td_part_hadamard(v);
-            td_part_scale(v, svh);
+            const td_f16 *scales = (const td_f16 *)__shfl_sync(0xffffffffu, (unsigned long long)own_svh, k);
+            if (a.exl3) td_part_load_scales(scales + d, live, svh);
+#pragma unroll
+            for (int i = 0; i < TD_PART; i++) v[i] = next[i];
+            left &= left - 1;
+            if (left)
+                td_part_load32(out + (size_t)__shfl_sync(0xffffffffu, own, __ffs(left) - 1) * a.dim, a.dim - d, next);
+            if (a.exl3) {
+                td_part_hadamard(v);
+                td_part_scale(v, svh);
+            }
+#pragma unroll
+            for (int i = 0; i < TD_PART; i++) y[i] = fmaf(weight, v[i], y[i]);
         }
-#pragma unroll
-        for (int i = 0; i < TD_PART; i++) y[i] = fmaf(weight, v[i], y[i]);
     }
+    float shared[TD_PART];
+    if (a.shared) td_part_load32(a.shared + row * a.dim + d, a.dim - d, shared);
 #pragma unroll
-    for (int i = 0; i < TD_PART; i += 2) {
-        size_t at = row * a.dim + d + 4 * i;
-        if (d + 4 * i >= a.dim) continue;
-        float2 shared = a.shared ? *(const float2 *)(a.shared + at) : make_float2(0.0f, 0.0f);
-        *(float2 *)(a.y + at) =
-            a.shared ? make_float2(y[i] + shared.x, y[i + 1] + shared.y) : make_float2(y[i], y[i + 1]);
-    }
+    for (int i = 0; i < TD_PART && d + 4 * i < a.dim; i += 2)
+        *(float2 *)(a.y + row * a.dim + d + 4 * i) =
+            a.shared ? make_float2(y[i] + shared[i], y[i + 1] + shared[i + 1]) : make_float2(y[i], y[i + 1]);
 }
 
 /* ---- matrices ---- */
@@ -213,8 +241,10 @@ static __global__ void k_exl3_strips(const uint32_t *from, int k_tiles, int n_ti
 {
     size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (size_t)k_tiles * n_tiles * 32) return;
-    int word = (int)(i % 4), lane = (int)(i / 4 % 32), kt = (int)(i / 128 % k_tiles), strip = (int)(i / 128 / k_tiles);
-    to[i] = from[((size_t)kt * row_tiles + strip * 4 + word) * 32 + lane];
+    int word = (int)(i % 4), lane = (int)(i / 4 % 32), column = (int)(i / 128 % 4);
+    int group = (int)(i / 512 % (k_tiles / 4)), strip = (int)(i / 512 / (k_tiles / 4));
+    size_t tile = (size_t)(4 * group + lane % 4) * row_tiles + strip * 4 + column;
+    to[i] = from[tile * 32 + lane / 4 * 4 + word];
 }
 
 static void make_strips(const td_cuda_dev *dev, const td_exl3 *cut, const void *from, int row_tiles, void *to)
@@ -388,7 +418,7 @@ static bool shapes_fit(const td_cuda_dev *dev, const td_experts_args *a)
 static td_status run(td_cuda_dev *dev, const td_experts_call *e, td_gpu_kind kind)
 {
     int item = e->n_rows > TD_WINDOW_MAX ? (int)TD_ITEM_MANY : e->n_rows > 8 ? (int)TD_ITEM_FEW : 8;
-    int most = e->n_experts + e->picks / item;
+    int most = e->n_experts + e->picks / item, inputs = e->by_step ? INPUTS_AT_ONCE : 1;
     unsigned picks = (unsigned)e->picks;
     unsigned middle = e->exl3 ? td_ceil_div(picks * (size_t)td_ceil_div((size_t)e->width, TD_PART_WARP), WARPS) : picks;
     td_grouped_args gate_up = { e->table,
@@ -417,7 +447,7 @@ static td_status run(td_cuda_dev *dev, const td_experts_call *e, td_gpu_kind kin
     down.z = e->out;
     down.z_stride = (size_t)e->dim;
     td_launch(dev, k_experts_group, 1, GROUP_THREADS, 0, *e, item);
-    td_launch(dev, k_experts_inputs, picks, THREADS, 0, *e);
+    td_launch(dev, k_experts_inputs, td_ceil_div(picks, (size_t)inputs), THREADS, 0, *e, inputs);
     td_status status = td_cuda_grouped(dev, &gate_up);
     if (status != TD_OK) return status;
     td_launch(dev, k_experts_middle, middle, THREADS, 0, *e);
@@ -436,7 +466,8 @@ td_status td_cuda_experts(td_dev *base, const td_experts_args *a)
     td_arena arena;
     const td_experts *x = a->experts;
     td_experts_call e = {
-        a->n_rows, a->top_k, x->n_experts, x->dim, x->width, a->n_rows * a->top_k, x->exl3, a->limit
+        a->n_rows, a->top_k, x->n_experts, x->dim, x->width, a->n_rows * a->top_k, x->exl3, a->n_rows > TD_WINDOW_MAX,
+        a->limit
     };
     e.table = (const td_gpu_matrix *)x->table;
     e.x = (const td_bf16 *)a->x;

@@ -11,9 +11,10 @@
 #include "ops/cuda/device.h"
 #include "ops/cuda/weight.h"
 
-/* How a matrix is stored. 4-bit mcg, the released format, is re-laid into strips of 64 outputs: [n / 64][k / 16][32
- * lanes] [4 words], a lane's word of four neighbouring tiles beside each other, so that a warp walks along k in one
- * run. Other widths and codebooks stay as in the file (TD_GPU_EXL3: a layer where at least one matrix is of those).
+/* How a matrix is stored. 4-bit mcg, the released format, is re-laid into strips of 64 outputs: [n / 64][k / 64][4
+ * columns of tiles][32 lanes][4 words]. Lane (g, t) has words 4 g .. 4 g + 3 of the tile of inputs 16 t .. 16 t + 15: 128
+ * bits in a row, of which word i is decoded for step i, so that only the first one's states reach into another lane's
+ * words. Other widths and codebooks stay as in the file (TD_GPU_EXL3: a layer where at least one matrix is of those).
  * Plain matrices are packed as weight.h says. */
 typedef enum td_gpu_kind { TD_GPU_MCG4, TD_GPU_EXL3, TD_GPU_PLAIN } td_gpu_kind;
 
@@ -37,8 +38,8 @@ static inline bool td_is_mcg4(const td_exl3 *w)
 }
 
 /* z[p][o] for the sorted picks: matrix `first + y` of each item's expert for y < n_matrices, inputs x + y * x_matrix,
- * outputs z + y * n. x rows are x_stride apart (a multiple of 64 values; zeros beyond k). EXL3: f16 in the order of
- * rotate_at() */
+ * outputs z + y * n. x rows are x_stride apart (a multiple of 64 values; zeros beyond k). EXL3: f16, by
+ * step when item_picks is TD_ITEM_MANY, else by lane */
 typedef struct td_grouped_args {
     const td_gpu_matrix *table; /* [TD_MATRICES][n_experts] */
     int n_experts, first_matrix, n_matrices;
@@ -59,7 +60,7 @@ td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a);
  * z, mid and out by pick instead of by sorted pick. */
 typedef struct td_experts_call {
     int n_rows, top_k, n_experts, dim, width, picks;
-    bool exl3;
+    bool exl3, by_step;
     float limit;
     const td_gpu_matrix *table;
     const td_bf16 *x;
@@ -79,11 +80,18 @@ typedef struct td_experts_call {
 bool td_cuda_experts_few_fits(const td_experts_call *a);
 td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a, bool join);
 
-/* Where input k of a rotated row is stored: within 32 inputs, the eight that lane t of a tensor-core step pair needs
- * are in a row (inputs 2t, 2t+1, 2t+8, 2t+9 of the first step, then of the second). */
-TD_HD static inline int td_rotated_at(int k)
+/* Step i of a group of 64 inputs multiplies, in lane (g, t), inputs k, k + 16, k + 8, k + 24 with k = 32 (t & 1) + 2 i +
+ * (t >> 1): what decoding leaves there (experts_tile.h). Where input k of a rotated row is stored:
+ *   by lane  windows: a lane's four values of every step in a row
+ *   by step  prompts: inputs of all lanes for a half of a step in a row (16 bytes), which is how ldmatrix reads them */
+TD_HD static inline int td_rotated_by_lane(int k)
 {
-    return k / 32 * 32 + k % 8 / 2 * 8 + k % 32 / 16 * 4 + k % 16 / 8 * 2 + k % 2;
+    return k / 64 * 64 + (k % 64 / 32 + k % 2 * 2) * 16 + k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 32 / 16;
+}
+
+TD_HD static inline int td_rotated_by_step(int k)
+{
+    return k / 64 * 64 + k % 8 / 2 * 16 + k % 16 / 8 * 8 + (k % 64 / 32 + k % 2 * 2) * 2 + k % 32 / 16;
 }
 
 #endif

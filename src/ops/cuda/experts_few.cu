@@ -8,7 +8,9 @@
  * decides where it is computed, not what. z, mid and out are stored by pick.
  * One row: blocks of 16 warps and more than 64 registers, of which a multiprocessor holds one, so they spread
  * even when they are set up early; down's first words are then on their way before gate and up have ended. More rows:
- * blocks of 8 warps, three a multiprocessor, which start on an idle chip (td_launch_spread(): few, long blocks). */
+ * blocks of 8 warps, three a multiprocessor, which start on an idle chip (td_launch_spread(): few, long blocks).
+ * Tried and lost on an H200: words asked for into L2 three groups ahead, and down's at the end of gate and up (one row
+ * 33.6 -> 35.7 us, 8 rows 202 -> 205); four blocks a multiprocessor (two rows 65.4 -> 63.9, 8 rows 202.5 -> 203.7). */
 #include "ops/cuda/experts_rotate.h"
 #include "ops/cuda/experts_tile.h"
 
@@ -21,7 +23,7 @@ enum {
     ITEM = 8,
     PICKS = 64, /* of a window: two a lane */
     BLOCK = TD_EXL3_BLOCK,
-    PAIR_BYTES = 1024,                    /* packed words of a strip for 32 inputs */
+    GROUP_BYTES = 2048,                   /* packed words of a strip for 64 inputs */
     COUNTERS_IN = TD_COUNTERS_EXPERTS / 2 /* [PICKS][width / 128]; behind: [ITEM][dim / 128] */
 };
 
@@ -31,7 +33,7 @@ typedef struct few_item {
     uint64_t valid; /* picks of the window whose expert exists */
 } few_item;
 
-/* What a warp does: slice `slice` of strip `strip`, 32 inputs a pair. */
+/* What a warp does: groups of 64 inputs of a strip. */
 typedef struct few_part {
     int strip, per_block, first, end;
     bool live;
@@ -67,27 +69,35 @@ static TD_DEVICE few_part part_of(int warps, int slices, int k, int n)
 {
     int warp = threadIdx.x / 32, slice = warp % slices, groups = k / TD_TILE_IN, per_block = warps / slices;
     int strip = blockIdx.x * per_block + warp / slices;
-    return { strip, per_block, 2 * (groups * slice / slices), 2 * (groups * (slice + 1) / slices), strip * STRIP < n };
+    return { strip, per_block, groups * slice / slices, groups * (slice + 1) / slices, strip * STRIP < n };
 }
 
 static TD_DEVICE const uint8_t *words_at(const td_gpu_matrix &m, const few_part &part, int k)
 {
-    return m.data + ((size_t)part.strip * (k / 32) + part.first) * PAIR_BYTES + threadIdx.x % 32 * 16;
+    return m.data + ((size_t)part.strip * (k / TD_TILE_IN) + part.first) * GROUP_BYTES + threadIdx.x % 32 * 16;
 }
 
-/* Two input tiles of a strip's four tile columns. */
-static TD_DEVICE void pair_product(const uint4 words[2], uint4 b, float acc[TILES][4])
+/* The lane's words of a group: four of each column of tiles. */
+TD_DEVICE void load_group(const uint8_t *w, uint4 words[TILES])
 {
-    int before = (threadIdx.x + 31) & 31;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t raw[TILES] = { words[i].x, words[i].y, words[i].z, words[i].w };
+    for (int c = 0; c < TILES; c++) words[c] = td_load_early16(w + c * (GROUP_BYTES / TILES));
+}
+
+/* 64 inputs of a strip. words: the group's, and then, if there is one, the next group's. b: the lane's 16 values of x. */
+static TD_DEVICE void group_product(const td_pair_sums &ones, uint4 words[TILES], const uint8_t *next, bool more,
+                                    const uint4 b[2], float acc[TILES][4])
+{
 #pragma unroll
-        for (int c = 0; c < TILES; c++) {
+    for (int c = 0; c < TILES; c++) {
+        uint32_t before = td_mcg4_before(words[c]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
             uint32_t tile[4];
-            td_decode_mcg4(raw[c], __shfl_sync(0xffffffffu, raw[c], before), tile);
-            td_mma_f16(acc[c], tile, i ? b.z : b.x, i ? b.w : b.y);
+            td_decode_mcg4(ones, td_word(words[c], i), i ? td_word(words[c], i - 1) : before, tile);
+            td_mma_f16(acc[c], tile, i % 2 ? b[i / 2].z : b[i / 2].x, i % 2 ? b[i / 2].w : b[i / 2].y);
         }
+        if (more) words[c] = td_load_stream(next + c * (GROUP_BYTES / TILES)); /* into the same registers */
     }
 }
 
@@ -101,100 +111,91 @@ static TD_DEVICE void store_sums(const float acc[TILES][4], float (*red)[STRIP])
         for (int i = 0; i < 4; i++) red[2 * t + i % 2][16 * c + g + i / 2 * 8] = acc[c][i];
 }
 
-/* Where piece p (8 values) of row r of a rotated block of 128 inputs lies: odd rows have their halves of 64 exchanged,
- * so that a load of eight lanes (two rows, four pieces) meets all banks once. */
+/* Where piece p (8 values) of row r of a rotated block of 128 inputs lies: odd rows have neighbours exchanged, so that
+ * a load of eight lanes (two rows, every second piece) meets all banks once. */
 static TD_DEVICE int piece_at(int r, int p)
 {
-    return r * (BLOCK / 8) + (p ^ (r & 1) * 4);
+    return r * (BLOCK / 8) + (p ^ (r & 1));
 }
 
-static TD_DEVICE void unpack_bf16(uint2 v, float x[4])
-{
-    x[0] = td_low_bf16(v.x);
-    x[1] = td_high_bf16(v.x);
-    x[2] = td_low_bf16(v.y);
-    x[3] = td_high_bf16(v.y);
-}
-
-/* The lane's four values of a row, f16(H(x * suh)), into the warp's block of rotated inputs. */
+/* The lane's quad of a row, f16(H(x * suh)), into the warp's block of rotated inputs. */
 static TD_DEVICE void rotate_row(uint2 values, uint2 signs, int r, uint4 *xs)
 {
-    float v[4];
-    float2 low = __half22float2(*(__half2 *)&signs.x), high = __half22float2(*(__half2 *)&signs.y);
-    unpack_bf16(values, v);
-    v[0] *= low.x;
-    v[1] *= low.y;
-    v[2] *= high.x;
-    v[3] *= high.y;
+    float v[4] = { td_low_bf16(values.x), td_high_bf16(values.x), td_low_bf16(values.y), td_high_bf16(values.y) };
+    td_quad_scale(v, signs.x, signs.y);
     td_hadamard(v);
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        int at = td_rotated_at(4 * (threadIdx.x % 32) + i);
-        *((__half2 *)(xs + piece_at(r, at / 8)) + at % 8 / 2) = __floats2half2_rn(v[i], v[i + 1]);
+    for (int i = 0; i < 2; i++) {
+        int at = td_rotated_by_lane(td_quad_at() + i);
+        *((__half2 *)(xs + piece_at(r, at / 8)) + at % 8 / 2) = __floats2half2_rn(v[i], v[i + 2]);
     }
 }
 
+/* 16-bit values of a quad. */
+static TD_DEVICE uint2 load_quad(const void *p)
+{
+    const uint32_t *from = (const uint32_t *)p;
+    return make_uint2(from[0], from[8]);
+}
+
 /* A warp's part of gate or up. xs: [ITEM][BLOCK] f16, the warp's own. Values of the next row and block are on their way
- * while one is rotated, words of the next pair while one is decoded. */
+ * while one is rotated, words of the next group while one is decoded. */
 static TD_DEVICE void product_of_x(const td_experts_call &a, const td_gpu_matrix &m, const few_item &item,
                                    const few_part &part, uint4 *xs, float acc[TILES][4])
 {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = item.pick / a.top_k, block = part.first / 4;
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = item.pick / a.top_k, block = part.first / 2;
     const uint8_t *w = words_at(m, part, a.dim);
-    const td_bf16 *x = a.x + 4 * lane;
-    const td_f16 *suh = m.suh + 4 * lane;
-    uint4 next[2] = { td_load_stream(w), td_load_stream(w + PAIR_BYTES / 2) };
-    uint2 signs_next = *(const uint2 *)(suh + BLOCK * block);
-    uint2 values_next = *(const uint2 *)(x + (size_t)__shfl_sync(0xffffffffu, row, 0) * a.dim + BLOCK * block);
-    for (; 4 * block < part.end; block++) {
+    const td_bf16 *x = a.x + td_quad_at();
+    const td_f16 *suh = m.suh + td_quad_at();
+    const td_pair_sums ones = td_pair_sums_init();
+    uint4 words[TILES];
+    load_group(w, words);
+    uint2 signs_next = load_quad(suh + BLOCK * block);
+    uint2 values_next = load_quad(x + (size_t)__shfl_sync(0xffffffffu, row, 0) * a.dim + BLOCK * block);
+    for (; 2 * block < part.end; block++) {
         uint2 signs = signs_next;
-        bool more = 4 * (block + 1) < part.end;
-        if (more) signs_next = *(const uint2 *)(suh + BLOCK * (block + 1));
+        bool more = 2 * (block + 1) < part.end;
+        if (more) signs_next = load_quad(suh + BLOCK * (block + 1));
         __syncwarp();
         for (int r = 0; r < item.n; r++) {
             uint2 values = values_next;
             bool same = r + 1 < item.n;
             int next_row = __shfl_sync(0xffffffffu, row, same ? r + 1 : 0);
             if (same || more)
-                values_next = *(const uint2 *)(x + (size_t)next_row * a.dim + BLOCK * (same ? block : block + 1));
+                values_next = load_quad(x + (size_t)next_row * a.dim + BLOCK * (same ? block : block + 1));
             rotate_row(values, signs, r, xs);
         }
         __syncwarp();
-        int end = min(part.end, 4 * block + 4);
-#pragma unroll 2
-        for (int pair = max(part.first, 4 * block); pair < end; pair++) {
-            uint4 words[2] = { next[0], next[1] }, b = make_uint4(0, 0, 0, 0);
-            w += PAIR_BYTES;
-            if (pair + 1 < part.end) {
-                next[0] = td_load_stream(w);
-                next[1] = td_load_stream(w + PAIR_BYTES / 2);
-            }
-            if (g < item.n) b = xs[piece_at(g, pair % 4 * 4 + t)];
-            pair_product(words, b, acc);
+        int end = min(part.end, 2 * block + 2);
+#pragma unroll 1
+        for (int group = max(part.first, 2 * block); group < end; group++) {
+            uint4 b[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
+            if (g < item.n)
+                for (int i = 0; i < 2; i++) b[i] = xs[piece_at(g, group % 2 * 8 + 2 * t + i)];
+            w += GROUP_BYTES;
+            group_product(ones, words, w, group + 1 < part.end, b, acc);
         }
     }
     __syncwarp(); /* xs becomes the warp's sums */
 }
 
-/* A warp's part of down: its rows of x are in memory as they are needed. next: the words of its first pair. */
+/* A warp's part of down: its rows of x are in memory as they are needed. words: of its first group. */
 static TD_DEVICE void product_of_mid(const td_experts_call &a, const uint8_t *w, const few_item &item,
-                                     const few_part &part, uint4 next[2], float acc[TILES][4])
+                                     const few_part &part, uint4 words[TILES], float acc[TILES][4])
 {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const td_bf16 *x = a.mid + (size_t)__shfl_sync(0xffffffffu, item.pick, g) * a.mid_stride + 8 * t;
+    const td_bf16 *x = a.mid + (size_t)__shfl_sync(0xffffffffu, item.pick, g) * a.mid_stride + 16 * t;
+    const td_pair_sums ones = td_pair_sums_init();
     bool there = g < item.n;
-    uint4 b_next = make_uint4(0, 0, 0, 0);
-    if (there) b_next = *(const uint4 *)(x + 32 * part.first);
-#pragma unroll 2
-    for (int pair = part.first; pair < part.end; pair++) {
-        uint4 words[2] = { next[0], next[1] }, b = b_next;
-        w += PAIR_BYTES;
-        if (pair + 1 < part.end) {
-            next[0] = td_load_stream(w);
-            next[1] = td_load_stream(w + PAIR_BYTES / 2);
-            if (there) b_next = *(const uint4 *)(x + 32 * (pair + 1));
-        }
-        pair_product(words, b, acc);
+    uint4 b_next[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
+    for (int i = 0; i < 2 && there; i++) b_next[i] = *(const uint4 *)(x + TD_TILE_IN * part.first + 8 * i);
+#pragma unroll 1
+    for (int group = part.first; group < part.end; group++) {
+        uint4 b[2] = { b_next[0], b_next[1] };
+        bool more = group + 1 < part.end;
+        w += GROUP_BYTES;
+        for (int i = 0; i < 2 && there && more; i++) b_next[i] = *(const uint4 *)(x + TD_TILE_IN * (group + 1) + 8 * i);
+        group_product(ones, words, w, more, b, acc);
     }
 }
 
@@ -207,13 +208,13 @@ static TD_DEVICE bool arrives_last(uint32_t *counter, uint32_t n, uint32_t all)
     return true;
 }
 
-static TD_DEVICE void load4_l2(const float *p, float v[4])
+static TD_DEVICE void load_quad_l2(const float *p, float v[4])
 {
-    float4 f = __ldcg((const float4 *)p);
-    v[0] = f.x;
-    v[1] = f.y;
-    v[2] = f.z;
-    v[3] = f.w;
+    float2 low = __ldcg((const float2 *)p), high = __ldcg((const float2 *)(p + 16));
+    v[0] = low.x;
+    v[1] = low.y;
+    v[2] = high.x;
+    v[3] = high.y;
 }
 
 template <int W>
@@ -224,7 +225,7 @@ static __global__ void __launch_bounds__(32 * W, W == WARPS ? 3 : 1) k_experts_f
     __shared__ int pick_of[ITEM], last[W / 2];
     few_item item = find_item(a, blockIdx.z);
     if (!item.n) return;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tid = threadIdx.x, matrix = blockIdx.y;
+    int warp = threadIdx.x / 32, tid = threadIdx.x, matrix = blockIdx.y;
     const td_gpu_matrix *table = a.table + item.expert;
     const td_gpu_matrix m = table[(size_t)(TD_MATRIX_GATE + matrix) * a.n_experts];
     few_part part = part_of(W, slices, a.dim, a.width);
@@ -254,11 +255,11 @@ static __global__ void __launch_bounds__(32 * W, W == WARPS ? 3 : 1) k_experts_f
     for (int task = warp; task < n_chunks * item.n; task += W) {
         if (!last[task / item.n]) continue;
         __threadfence();
-        int pick = pick_of[task % item.n], i = (chunk0 + task / item.n) * BLOCK + 4 * lane;
+        int pick = pick_of[task % item.n], i = (chunk0 + task / item.n) * BLOCK + td_quad_at();
         const float *z = a.z + (size_t)pick * 2 * a.width + i;
         float gate[4], up[4];
-        load4_l2(z, gate);
-        load4_l2(z + a.width, up);
+        load_quad_l2(z, gate);
+        load_quad_l2(z + a.width, up);
         td_expert_middle(gate, up, table, a.n_experts, a.limit, i, a.mid + (size_t)pick * a.mid_stride);
     }
 }
@@ -278,7 +279,11 @@ static TD_DEVICE void combine(const td_experts_call &a, uint64_t valid, int row,
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
             if (k0 + j >= a.top_k || !(there >> j & 1)) continue;
-            load4_l2(a.out + (size_t)(row * a.top_k + k0 + j) * a.dim + d, v[j]);
+            float4 f = __ldcg((const float4 *)(a.out + (size_t)(row * a.top_k + k0 + j) * a.dim + d));
+            v[j][0] = f.x;
+            v[j][1] = f.y;
+            v[j][2] = f.z;
+            v[j][3] = f.w;
         }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
@@ -324,27 +329,25 @@ static __global__ void __launch_bounds__(32 * W, W == WARPS ? 3 : 1) k_experts_f
 #pragma unroll
     for (int i = 0; i < TILES * 4; i++) acc[i / 4][i % 4] = 0.0f;
     const uint8_t *w = words_at(m, part, a.width);
-    uint4 next[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
-    if (part.live) {
-        next[0] = td_load_early16(w);
-        next[1] = td_load_early16(w + PAIR_BYTES / 2);
-    }
+    uint4 words[TILES];
+    if (part.live) load_group(w, words);
     td_begin(); /* for mid */
-    if (part.live) product_of_mid(a, w, item, part, next, acc);
+    if (part.live) product_of_mid(a, w, item, part, words, acc);
     store_sums(acc, red[warp]);
     if (tid < ITEM) pick_of[tid] = item.pick;
     __syncthreads();
     int tasks = min(n_chunks, chunks - chunk0) * item.n;
     for (int task = warp; task < tasks; task += W) {
-        int c = task / item.n, r = task % item.n, d = (chunk0 + c) * BLOCK + 4 * lane;
+        int c = task / item.n, r = task % item.n, d = (chunk0 + c) * BLOCK + td_quad_at();
         float v[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         for (int s = 0; s < slices; s++) {
-            float share[4];
-            td_load4(&red[(2 * c + lane / 16) * slices + s][r][4 * lane % STRIP], share);
-            for (int i = 0; i < 4; i++) v[i] += share[i];
+            const float *share = &red[(2 * c + lane / 16) * slices + s][r][td_quad_at() % STRIP];
+            for (int i = 0; i < 4; i++) v[i] += share[i % 2 + i / 2 * 16];
         }
         td_rotate_out(v, m.svh, d);
-        *(float4 *)(a.out + (size_t)pick_of[r] * a.dim + d) = make_float4(v[0], v[1], v[2], v[3]);
+        float2 *to = (float2 *)(a.out + (size_t)pick_of[r] * a.dim + d);
+        to[0] = make_float2(v[0], v[1]);
+        to[8] = make_float2(v[2], v[3]);
     }
     __threadfence();
     __syncthreads();

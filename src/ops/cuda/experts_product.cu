@@ -3,30 +3,36 @@
  *   few   a block takes an item of up to 16 picks and 64 outputs a column group; its warps take slices of the inputs,
  *         which are added in order through shared memory
  *   many  a block takes an item of up to 64 picks and 256 outputs; x and words pass through shared memory, a warp's 32
- *         outputs stay in registers, and at the end of a slice its sums are added to the total
- * A slice is one chain of steps over ascending inputs; the cut depends on k alone, so both give the same bits. */
+ *         outputs stay in registers, and at the end of a slice its sums are added to the total. The operands of a step
+ *         are decoded while the step before it is in the tensor core
+ * A slice is one chain of steps over ascending inputs; the cut depends on k alone, so both give the same bits.
+ * many, tried without gain on an H200: products and decoding mixed by force (branches that are never taken keep the
+ * compiler from moving them), by step, half step and pair of row tiles. */
 #include "ops/cuda/experts_tile.h"
 
 enum {
     WARPS = 8,
     STRIP = 64, /* outputs of a column group: four tiles */
+    COLUMNS = STRIP / TD_EXL3_TILE,
+    STEPS = TD_TILE_IN / 16, /* of a group */
+    WORDS_BYTES = 512,       /* 4-bit words of a column of tiles x a group */
     MANY_OUT = WARPS * 32,
-    MANY_TILES = 2,               /* of a warp of k_experts_many, ... */
-    MANY_NT = TD_ITEM_MANY / 8,   /* ... and its tiles of eight rows */
-    X_BYTES = TD_ITEM_MANY * 128, /* a stage of it: 64 rows x 64 inputs, */
-    W_BYTES = MANY_OUT * 64 / 2,  /* and 4-bit words of 256 outputs x 64 inputs */
-    STAGE_BYTES = X_BYTES + W_BYTES,
-    STAGES = 2,
-    COPY_ROWS = 32 * WARPS / 8,              /* of x that the block's threads copy at a time */
+    MANY_TILES = 2,                                  /* of a warp of k_experts_many, ... */
+    MANY_NT = TD_ITEM_MANY / 8,                      /* ... and its tiles of eight rows */
+    X_BYTES = TD_ITEM_MANY * 128,                    /* a stage of x: 64 rows x 64 inputs */
+    W_BYTES = MANY_OUT / TD_EXL3_TILE * WORDS_BYTES, /* 4-bit words of 256 outputs x 64 inputs */
+    STAGES = 3,                 /* of x; the words have one, as they are read from it long before they are needed */
+    WORDS_AHEAD = 6,            /* groups that words are asked for ahead, into L2 */
+    COPY_ROWS = 32 * WARPS / 8, /* of x that the block's threads copy at a time */
     TOTAL_FLOATS = MANY_TILES * MANY_NT * 4, /* of a thread, in shared memory */
-    MANY_BYTES = STAGES * STAGE_BYTES + TOTAL_FLOATS * 32 * WARPS * (int)sizeof(float)
+    MANY_BYTES = STAGES * X_BYTES + W_BYTES + TOTAL_FLOATS * 32 * WARPS * (int)sizeof(float)
 };
 
 typedef struct product {
     td_grouped_args a;
     int slices,
-        groups; /* groups: of 64 inputs, four steps each (EXL3: k is a multiple of 128; plain: padded with zeros) */
-    size_t x_rows, words_strips; /* bytes of COPY_ROWS rows of x, of two strips */
+        groups;    /* groups: of 64 inputs, four steps each (EXL3: k is a multiple of 128; plain: padded with zeros) */
+    size_t x_rows; /* bytes of COPY_ROWS rows of x */
 } product;
 
 static TD_DEVICE uint32_t state_product(int codebook, uint32_t state)
@@ -34,16 +40,14 @@ static TD_DEVICE uint32_t state_product(int codebook, uint32_t state)
     return codebook == TD_EXL3_MCG ? state * TD_EXL3_MCG_MARK : state * 89226354u + 64248484u;
 }
 
-static TD_DEVICE uint32_t any_pair(int codebook, uint32_t s0, uint32_t s1)
+static TD_DEVICE __half any_value(int codebook, uint32_t state)
 {
-    if (codebook != TD_EXL3_MUL1) return td_halves_pair(state_product(codebook, s0), state_product(codebook, s1));
-    float v[2];
-    for (int i = 0; i < 2; i++) {
-        uint32_t p = (i ? s1 : s0) * TD_EXL3_MUL1_MARK, sum = __dp4a(p, 0x01010101u, 0u);
-        v[i] = ((float)sum + 1024.0f) * (887.0f / 131072.0f) - 1329.0f / 128.0f;
+    if (codebook == TD_EXL3_MUL1) {
+        uint32_t sum = __dp4a(state * TD_EXL3_MUL1_MARK, 0x01010101u, 0u);
+        return __float2half_rn(((float)sum + 1024.0f) * (887.0f / 131072.0f) - 1329.0f / 128.0f);
     }
-    __half2 h = __floats2half2_rn(v[0], v[1]);
-    return *(uint32_t *)&h;
+    uint32_t halves = td_and_xor(state_product(codebook, state), 0x8fff8fffu, 0x3b603b60u);
+    return __hadd(__low2half(*(__half2 *)&halves), __high2half(*(__half2 *)&halves));
 }
 
 /* td_exl3_end_bit() for the device. */
@@ -52,20 +56,24 @@ static TD_DEVICE int end_bit(int p, int bits2)
     return bits2 % 2 ? ((p + 1) * bits2 - (p + 1) % 2) / 2 : (p + 1) * (bits2 / 2);
 }
 
-/* Any width and codebook, from the tile as it is in the file; value by value. */
-static TD_DEVICE void decode_any(const uint32_t *tile, int bits2, int codebook, uint32_t a[4])
+static TD_DEVICE __half decode_value(const uint32_t *tile, int bits2, int codebook, int p)
 {
-    int lane = threadIdx.x % 32, n_words = 4 * bits2;
-    uint32_t state[8];
-    for (int j = 0; j < 8; j++) {
-        int last = end_bit(8 * lane + j, bits2) - 1, i = last >> 5;
-        uint64_t pair = (uint64_t)__ldg(tile + (i ? i - 1 : n_words - 1)) << 32 | __ldg(tile + i);
-        state[j] = (uint32_t)(pair >> (31 - (last & 31))) & 0xffffu;
+    int last = end_bit(p, bits2) - 1, i = last >> 5;
+    uint64_t pair = (uint64_t)__ldg(tile + (i ? i - 1 : 4 * bits2 - 1)) << 32 | __ldg(tile + i);
+    return any_value(codebook, (uint32_t)(pair >> (31 - (last & 31))) & 0xffffu);
+}
+
+/* Any width and codebook, from tiles as they are in the file, value by value: what td_decode_mcg4() gives a lane of step
+ * i. tile: of inputs 32 (t & 1) .. + 15 of the group; the next 16 inputs' is tile_words further on. */
+static TD_DEVICE void decode_any(const uint32_t *tile, size_t tile_words, int bits2, int codebook, int i, uint32_t a[4])
+{
+    int lane = threadIdx.x % 32, p = 8 * (lane / 4 * 4 + i) + lane % 4 / 2;
+    for (int j = 0; j < 4; j++) {
+        int at = p + j % 2 * 4 + j / 2 * 2;
+        __half2 v = __halves2half2(decode_value(tile, bits2, codebook, at),
+                                   decode_value(tile + tile_words, bits2, codebook, at));
+        a[j] = *(uint32_t *)&v;
     }
-    a[0] = any_pair(codebook, state[0], state[1]);
-    a[1] = any_pair(codebook, state[4], state[5]);
-    a[2] = any_pair(codebook, state[2], state[3]);
-    a[3] = any_pair(codebook, state[6], state[7]);
 }
 
 template <int KIND> static TD_DEVICE void step(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
@@ -76,95 +84,105 @@ template <int KIND> static TD_DEVICE void step(float c[4], const uint32_t a[4], 
         td_mma_f16(c, a, b0, b1);
 }
 
-/* The A operands of tile columns column .. column + TILES - 1 at input tile kt. mcg4: `raw` are the lane's words. */
-template <int KIND, int TILES>
-static TD_DEVICE void operands(const product &p, const td_gpu_matrix &m, const uint32_t *raw, int kt, int column,
-                               uint32_t a[TILES][4])
+/* Where a lane's words of a column of tiles are (4-bit mcg), of the first group. A group further on: COLUMNS *
+ * WORDS_BYTES. */
+static TD_DEVICE const uint8_t *words_at(const product &p, const td_gpu_matrix &m, int column, int lane)
+{
+    return m.data + ((size_t)(column / COLUMNS) * p.groups * COLUMNS + column % COLUMNS) * WORDS_BYTES + lane * 16;
+}
+
+/* The A operand of a column of tiles at step i of a group, where that is not 4-bit mcg only. */
+template <int KIND>
+static TD_DEVICE void operand(const product &p, const td_gpu_matrix &m, int group, int i, int column, uint32_t a[4])
 {
     int lane = threadIdx.x % 32, columns = p.a.n / TD_EXL3_TILE;
-#pragma unroll
-    for (int c = 0; c < TILES; c++) {
-        if (KIND == TD_GPU_MCG4) {
-            td_decode_mcg4(raw[c], __shfl_sync(0xffffffffu, raw[c], (lane + 31) & 31), a[c]);
-        } else if (column + c >= columns) {
-            a[c][0] = a[c][1] = a[c][2] = a[c][3] = 0;
-        } else if (KIND == TD_GPU_EXL3 && m.bits2 == 8 &&
-                   m.codebook == TD_EXL3_MCG) { /* strips in a layer of several widths */
-            const uint32_t *words = (const uint32_t *)m.data +
-                                    ((size_t)((column + c) / 4) * (p.a.k / TD_EXL3_TILE) + kt) * 128 + (column + c) % 4;
-            td_decode_mcg4(__ldg(words + 4 * lane), __ldg(words + 4 * ((lane + 31) & 31)), a[c]);
-        } else if (KIND == TD_GPU_EXL3) {
-            decode_any((const uint32_t *)m.data + ((size_t)kt * columns + column + c) * 4 * m.bits2, m.bits2,
-                       m.codebook, a[c]);
-        } else {
-            uint4 v = td_load_stream(m.data + ((size_t)(column + c) * p.groups + kt / 4) * TD_BF16_GROUP +
-                                     kt % 4 * 512 + lane * 16);
-            a[c][0] = v.x;
-            a[c][1] = v.y;
-            a[c][2] = v.z;
-            a[c][3] = v.w;
-        }
+    if (column >= columns) {
+        a[0] = a[1] = a[2] = a[3] = 0;
+    } else if (KIND == TD_GPU_PLAIN) {
+        uint4 v = td_load_stream(m.data + ((size_t)column * p.groups + group) * TD_BF16_GROUP + i * 512 + lane * 16);
+        a[0] = v.x;
+        a[1] = v.y;
+        a[2] = v.z;
+        a[3] = v.w;
+    } else if (m.bits2 == 8 && m.codebook == TD_EXL3_MCG) { /* strips in a layer of several widths */
+        size_t at = (size_t)group * COLUMNS * WORDS_BYTES;
+        const uint32_t *own = (const uint32_t *)(words_at(p, m, column, lane) + at);
+        const uint32_t *other = (const uint32_t *)(words_at(p, m, column, (lane + 28) & 31) + at);
+        td_decode_mcg4(td_pair_sums_init(), __ldg(own + i), i ? __ldg(own + i - 1) : __ldg(other + 3), a);
+    } else {
+        size_t tile = (size_t)(group * STEPS + lane % 2 * 2) * columns + column, words = 4 * (size_t)m.bits2;
+        decode_any((const uint32_t *)m.data + tile * words, columns * words, m.bits2, m.codebook, i, a);
     }
 }
 
-/* The lane's mcg4 words of a strip at input tile kt; nothing for the other kinds. */
-template <int KIND>
-static TD_DEVICE void load_words(const product &p, const td_gpu_matrix &m, int kt, int column,
-                                 uint32_t raw[STRIP / TD_EXL3_TILE])
+/* A lane's 16 values of a row's group: by lane (EXL3) or as weight.h says (plain), two steps a piece. x: the row. */
+template <int KIND> static TD_DEVICE void load_x(const td_bf16 *x, int group, bool live, uint4 b[2])
 {
-    if (KIND != TD_GPU_MCG4) return;
-    const uint8_t *at = m.data + ((size_t)(column / 4) * (p.a.k / TD_EXL3_TILE) + kt) * 512 + threadIdx.x % 32 * 16;
-    uint4 v = td_load_stream(at);
-    raw[0] = v.x;
-    raw[1] = v.y;
-    raw[2] = v.z;
-    raw[3] = v.w;
+    int t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int at = group * TD_TILE_IN + (KIND == TD_GPU_PLAIN ? 32 * i + 8 * t : 16 * t + 8 * i);
+        b[i] = live ? *(const uint4 *)(x + at) : make_uint4(0, 0, 0, 0);
+    }
 }
 
-/* NT: tiles of eight picks. Input tiles come in pairs, which share 16-byte loads of x. */
+/* NT: tiles of eight picks. */
 template <int KIND, int NT>
 static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT == 1 ? 3 : 2) k_experts_few(product p)
 {
     td_begin();
-    enum { TILES = STRIP / TD_EXL3_TILE };
     __shared__ float red[WARPS][8 * NT][STRIP];
     if ((int)blockIdx.z >= *p.a.n_items) return;
     const td_item item = p.a.items[blockIdx.z];
     const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int per_block = WARPS / p.slices, slice = warp % p.slices, strip = blockIdx.x * per_block + warp / p.slices;
-    int first = 2 * (p.groups * slice / p.slices), end = 2 * (p.groups * (slice + 1) / p.slices);
-    const td_bf16 *x = p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + g) * p.a.x_stride + 8 * t;
-    bool row0 = g < item.n, row1 = g + 8 < item.n, live = strip * STRIP < p.a.n;
-    float acc[TILES][NT][4];
+    int group = p.groups * slice / p.slices, end = p.groups * (slice + 1) / p.slices;
+    const td_bf16 *x = p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + g) * p.a.x_stride;
+    const uint8_t *w = words_at(p, m, strip * COLUMNS, lane) + (size_t)group * COLUMNS * WORDS_BYTES;
+    if (strip * STRIP >= p.a.n) end = group;
+    float acc[COLUMNS][NT][4];
 #pragma unroll
-    for (int i = 0; i < TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
-    uint32_t next[2][TILES];
-    for (int i = 0; i < 2 && live; i++) load_words<KIND>(p, m, 2 * first + i, strip * TILES, next[i]);
-#pragma unroll 2
-    for (int pair = first; pair < end && live; pair++) {
-        uint32_t raw[2][TILES];
+    for (int i = 0; i < COLUMNS * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
+    const td_pair_sums ones = td_pair_sums_init();
+    uint4 words[COLUMNS], next[NT][2];
+    for (int c = 0; c < COLUMNS && KIND == TD_GPU_MCG4 && group < end; c++)
+        words[c] = td_load_stream(w + c * WORDS_BYTES);
 #pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) raw[i / TILES][i % TILES] = next[i / TILES][i % TILES];
+    for (int j = 0; j < NT; j++)
+        load_x<KIND>(x + 8 * j * p.a.x_stride, group, g + 8 * j < item.n && group < end, next[j]);
+#pragma unroll 1
+    for (; group < end; group++) {
+        uint4 b[NT][2];
+        bool more = group + 1 < end;
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (pair + 1 < end) load_words<KIND>(p, m, 2 * pair + 2 + i, strip * TILES, next[i]);
-        uint4 b[2] = { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) };
-        if (row0) b[0] = *(const uint4 *)(x + 32 * pair);
-        if (NT > 1 && row1) b[1] = *(const uint4 *)(x + 8 * p.a.x_stride + 32 * pair);
+        for (int j = 0; j < NT; j++) {
+            b[j][0] = next[j][0];
+            b[j][1] = next[j][1];
+            load_x<KIND>(x + 8 * j * p.a.x_stride, group + 1, g + 8 * j < item.n && more, next[j]);
+        }
+        w += COLUMNS * WORDS_BYTES;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t a[TILES][4];
-            operands<KIND, TILES>(p, m, raw[i], 2 * pair + i, strip * TILES, a);
+        for (int c = 0; c < COLUMNS; c++) {
+            uint32_t before = KIND == TD_GPU_MCG4 ? td_mcg4_before(words[c]) : 0;
 #pragma unroll
-            for (int c = 0; c < TILES; c++) {
-                step<KIND>(acc[c][0], a[c], i ? b[0].z : b[0].x, i ? b[0].w : b[0].y);
-                if constexpr (NT > 1) step<KIND>(acc[c][1], a[c], i ? b[1].z : b[1].x, i ? b[1].w : b[1].y);
+            for (int i = 0; i < STEPS; i++) {
+                uint32_t a[4];
+                if (KIND == TD_GPU_MCG4)
+                    td_decode_mcg4(ones, td_word(words[c], i), i ? td_word(words[c], i - 1) : before, a);
+                else
+                    operand<KIND>(p, m, group, i, strip * COLUMNS + c, a);
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+                    uint4 v = b[j][i / 2];
+                    step<KIND>(acc[c][j], a, i % 2 ? v.z : v.x, i % 2 ? v.w : v.y);
+                }
             }
+            if (KIND == TD_GPU_MCG4 && more) words[c] = td_load_stream(w + c * WORDS_BYTES);
         }
     }
 #pragma unroll
-    for (int c = 0; c < TILES; c++)
+    for (int c = 0; c < COLUMNS; c++)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
@@ -180,121 +198,198 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT =
     }
 }
 
-/* Rows of x lie 128 bytes apart in a stage; odd rows have their halves exchanged (linear.cu). */
+/* Rows of x lie 128 bytes apart in a stage, their 16-byte pieces exchanged so that eight rows' same piece meets all
+ * banks once. */
 static TD_DEVICE int piece_at(int row, int piece)
 {
-    return row * 128 + ((piece ^ (row & 1) * 4) * 16);
+    return row * 128 + (piece ^ (row & 7)) * 16;
 }
 
-/* What a thread copies of every stage: two pieces of x, COPY_ROWS rows apart, and, 4-bit mcg, two pieces of words, two
- * strips apart (2 KiB a strip: four input tiles). Planned once a block. */
-typedef struct stage_plan {
+/* What a thread copies of every group: two pieces of x, COPY_ROWS rows apart, and, 4-bit mcg, the words that it will
+ * decode itself, which it therefore need not wait for others for. Planned once a block. */
+typedef struct copies {
     const uint8_t *x, *words;
-    bool x_valid[2], words_valid[2];
-} stage_plan;
+    bool x_valid[2], words_valid;
+} copies;
 
-template <int KIND>
-static TD_DEVICE stage_plan plan_stages(const product &p, const td_gpu_matrix &m, const td_item &item)
+static TD_DEVICE copies plan_copies(const product &p, const td_gpu_matrix &m, const td_item &item, int column)
 {
-    int row = threadIdx.x / 8, strip = blockIdx.x * (MANY_OUT / STRIP) + threadIdx.x / 128;
-    stage_plan plan;
+    int row = threadIdx.x / 8;
+    copies plan;
     plan.x = (const uint8_t *)(p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + row) * p.a.x_stride) +
              threadIdx.x % 8 * 16;
-    plan.words = m.data + (size_t)strip * (p.a.k / TD_EXL3_TILE) * 512 + threadIdx.x % 128 * 16;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        plan.x_valid[i] = row + i * COPY_ROWS < item.n;
-        plan.words_valid[i] = strip + 2 * i < p.a.n / STRIP;
-    }
+    plan.words = words_at(p, m, column, threadIdx.x % 32);
+    for (int i = 0; i < 2; i++) plan.x_valid[i] = row + i * COPY_ROWS < item.n;
+    plan.words_valid = column * TD_EXL3_TILE < p.a.n;
     return plan;
 }
 
-/* Copies the next stage, of x for 8 * NT rows or a few more. Two pointers, which move on, and not four. */
-template <int KIND, int NT> static TD_DEVICE void copy_stage(const product &p, stage_plan &plan, unsigned char *to)
+/* Copies the next group of x, of 8 * NT rows or a few more; nothing behind the last. */
+template <int NT> static TD_DEVICE void copy_x(const product &p, copies &plan, unsigned char *to, int group)
 {
+    if (group < p.groups) {
 #pragma unroll
-    for (int i = 0; i * COPY_ROWS < 8 * NT; i++)
-        td_copy_async(to + piece_at(threadIdx.x / 8, threadIdx.x % 8) + i * COPY_ROWS * 128, plan.x + i * p.x_rows,
-                      plan.x_valid[i]);
-    plan.x += 128;
-#pragma unroll
-    for (int i = 0; i < 2 && KIND == TD_GPU_MCG4; i++)
-        td_copy_async(to + X_BYTES + threadIdx.x * 16 + i * 4096, plan.words + i * p.words_strips, plan.words_valid[i]);
-    plan.words += 2048;
+        for (int i = 0; i * COPY_ROWS < 8 * NT; i++)
+            td_copy_async(to + piece_at(threadIdx.x / 8, threadIdx.x % 8) + i * COPY_ROWS * 128, plan.x + i * p.x_rows,
+                          plan.x_valid[i]);
+        plan.x += 128;
+    }
     td_copy_commit();
 }
 
-/* 32 inputs of a stage, for a warp's outputs. x, words: the lane's place in the stage for these inputs. */
-template <int KIND, int NT>
-static TD_DEVICE void many_pair(const product &p, const td_gpu_matrix &m, const unsigned char *x,
-                                const unsigned char *words, int kt, int column, float acc[MANY_TILES][NT][4])
+static TD_DEVICE unsigned char *own_words(unsigned char *words)
 {
-    enum { CHUNK = 4 };
-    uint32_t a[2][MANY_TILES][4];
-    uint4 b[NT];
+    return words + threadIdx.x / 32 * MANY_TILES * WORDS_BYTES + threadIdx.x % 32 * 16;
+}
+
+/* Copies the next group's words, 4-bit mcg, and asks for those WORDS_AHEAD groups later: a line is eight lanes', of which
+ * the first asks for one column of tiles and the fifth for the other. */
+template <int KIND> static TD_DEVICE void copy_words(const product &p, copies &plan, unsigned char *to, int group)
+{
+    if (KIND == TD_GPU_MCG4 && group < p.groups) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t raw[MANY_TILES] = { 0, 0 };
-        if (KIND == TD_GPU_MCG4) {
-            uint2 v = *(const uint2 *)(words + i * 512);
-            raw[0] = v.x;
-            raw[1] = v.y;
-        }
-        operands<KIND, MANY_TILES>(p, m, raw, kt + i, column, a[i]);
+        for (int c = 0; c < MANY_TILES; c++)
+            td_copy_async(own_words(to) + c * WORDS_BYTES, plan.words + c * WORDS_BYTES, plan.words_valid);
+        if (group + WORDS_AHEAD < p.groups && threadIdx.x % 4 == 0 && plan.words_valid)
+            td_prefetch(plan.words + WORDS_AHEAD * COLUMNS * WORDS_BYTES + threadIdx.x % 8 / 4 * WORDS_BYTES);
+        plan.words += COLUMNS * WORDS_BYTES;
     }
+    td_copy_commit();
+}
+
+/* A warp's next operands, decoded piece by piece. words: the lane's, of a group. */
+typedef struct decoder {
+    td_pair_sums ones;
+    uint4 words[MANY_TILES];
+    uint32_t before[MANY_TILES];
+} decoder;
+
+static TD_DEVICE void load_words(decoder &d, unsigned char *words)
+{
 #pragma unroll
-    for (int first = 0; first < NT; first += CHUNK) {
-        if (first) __syncwarp(); /* keeps the compiler from loading all of x at once: it has no registers for that */
+    for (int c = 0; c < MANY_TILES; c++) {
+        d.words[c] = *(const uint4 *)(own_words(words) + c * WORDS_BYTES);
+        d.before[c] = td_mcg4_before(d.words[c]);
+    }
+}
+
+/* Halves first .. end - 1 of the operands of step i. */
+static TD_DEVICE void decode_halves(const decoder &d, int i, int first, int end, uint32_t a[MANY_TILES][4])
+{
 #pragma unroll
-        for (int j = first; j < NT && j < first + CHUNK; j++) b[j] = *(const uint4 *)(x + j * 1024);
+    for (int h = 0; h < 2 * MANY_TILES; h++)
+        if (h >= first && h < end)
+            td_decode_mcg4_half(d.ones, td_word(d.words[h / 2], i),
+                                i ? td_word(d.words[h / 2], i - 1) : d.before[h / 2], h % 2, a[h / 2]);
+}
+
+/* The B operands of two tiles of eight rows at step i. x: the lane's row and piece of step 0 of the first tile. */
+template <int KIND> static TD_DEVICE void load_b(const unsigned char *stage, int x, int i, int tile, uint32_t b[4])
+{
+    if (KIND == TD_GPU_PLAIN) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) /* steps that add to the same sums are eight apart */
+        for (int j = 0; j < 2; j++) {
+            uint2 v = *(const uint2 *)(stage + (x ^ i / 2 * 64) + (tile + j) * 1024 + i % 2 * 8);
+            b[2 * j] = v.x;
+            b[2 * j + 1] = v.y;
+        }
+    } else {
+        td_ldmatrix(b, stage + (x ^ i * 32) + tile * 1024);
+    }
+}
+
+template <int KIND> static TD_DEVICE int x_of_lane()
+{
+    int lane = threadIdx.x % 32;
+    return KIND == TD_GPU_PLAIN ? piece_at(lane / 4, lane % 4) : piece_at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+/* A step of a group: products of a with every row, and meanwhile, 4-bit mcg, the next step's operands. */
+template <int KIND, int NT>
+static TD_DEVICE void many_step(const unsigned char *stage, int x, int i, const decoder &d,
+                                const uint32_t a[MANY_TILES][4], uint32_t next[MANY_TILES][4],
+                                float acc[MANY_TILES][NT][4])
+{
+    enum { PAIRS = (NT + 1) / 2, HALVES = 2 * MANY_TILES };
+    uint32_t b[2][4];
+    load_b<KIND>(stage, x, i, 0, b[0]);
 #pragma unroll
-            for (int j = first; j < NT && j < first + CHUNK; j++)
+    for (int pair = 0; pair < PAIRS; pair++) {
+        if (pair + 1 < PAIRS) load_b<KIND>(stage, x, i, 2 * pair + 2, b[(pair + 1) % 2]);
 #pragma unroll
-                for (int c = 0; c < MANY_TILES; c++)
-                    step<KIND>(acc[c][j], a[i][c], i ? b[j].z : b[j].x, i ? b[j].w : b[j].y);
+        for (int j = 2 * pair; j < NT && j < 2 * pair + 2; j++)
+#pragma unroll
+            for (int c = 0; c < MANY_TILES; c++)
+                step<KIND>(acc[c][j], a[c], b[pair % 2][j % 2 * 2], b[pair % 2][j % 2 * 2 + 1]);
+        if (KIND == TD_GPU_MCG4)
+            decode_halves(d, (i + 1) % STEPS, HALVES * pair / PAIRS, HALVES * (pair + 1) / PAIRS, next);
     }
 }
 
 /* After a slice: total += acc, acc = 0; the last one leaves the sums in acc. total: the thread's. */
 template <int FLOATS> static TD_DEVICE void add_slice(float acc[FLOATS], float4 *total, bool first, bool last)
 {
+    if (!first) {
+#pragma unroll
+        for (int i = 0; i < FLOATS / 4; i++) {
+            float4 before = total[i * 32 * WARPS];
+            acc[4 * i] += before.x;
+            acc[4 * i + 1] += before.y;
+            acc[4 * i + 2] += before.z;
+            acc[4 * i + 3] += before.w;
+        }
+    }
+    if (last) return;
 #pragma unroll
     for (int i = 0; i < FLOATS / 4; i++) {
-        float4 before = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : total[i * 32 * WARPS];
-        float sum[4] = { before.x + acc[4 * i], before.y + acc[4 * i + 1], before.z + acc[4 * i + 2],
-                         before.w + acc[4 * i + 3] };
-        if (!last) total[i * 32 * WARPS] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        total[i * 32 * WARPS] = make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
 #pragma unroll
-        for (int j = 0; j < 4; j++) acc[4 * i + j] = last ? sum[j] : 0.0f;
+        for (int j = 0; j < 4; j++) acc[4 * i + j] = 0.0f;
     }
 }
 
-/* A block's part with tiles for exactly 8 * NT rows, so that nothing in the loop depends on the item. */
+/* A block's part with tiles for exactly 8 * NT rows, so that nothing in the loop depends on the item. Copies are waited
+ * for in the order in which they were asked for: a group's words, then x of the group behind the next. When a thread
+ * needs the next group's words, that group's x, asked for a group earlier, has arrived too; so at the barrier it has for
+ * every thread, and nobody reads the stage of the group before any more. */
 template <int KIND, int NT>
 static TD_DEVICE void many_item(const product &p, const td_gpu_matrix &m, const td_item &item, unsigned char *smem)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int column = (blockIdx.x * WARPS + warp) * MANY_TILES, group = 0;
-    int x_at = piece_at(g, t), words_at = X_BYTES + warp / 2 * 2048 + lane * 16 + warp % 2 * 8;
-    float4 *total = (float4 *)(smem + STAGES * STAGE_BYTES) + threadIdx.x;
-    stage_plan plan = plan_stages<KIND>(p, m, item);
+    int column = (blockIdx.x * WARPS + warp) * MANY_TILES, x = x_of_lane<KIND>(), group = 0, slot = 0;
+    unsigned char *words = smem + STAGES * X_BYTES;
+    float4 *total = (float4 *)(words + W_BYTES) + threadIdx.x;
+    copies plan = plan_copies(p, m, item, column);
     float acc[MANY_TILES][NT][4];
+    uint32_t a[2][MANY_TILES][4];
+    decoder d = { td_pair_sums_init() };
 #pragma unroll
     for (int i = 0; i < MANY_TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
-    copy_stage<KIND, NT>(p, plan, smem);
+    copy_words<KIND>(p, plan, words, 0);
+    for (int i = 0; i < STAGES - 1; i++) copy_x<NT>(p, plan, smem + i * X_BYTES, i);
+    td_copy_wait<1>();
+    if (KIND == TD_GPU_MCG4) {
+        load_words(d, words);
+        decode_halves(d, 0, 0, 2 * MANY_TILES, a[0]);
+    }
     for (int slice = 0; slice < p.slices; slice++) {
         for (int end = p.groups * (slice + 1) / p.slices; group < end; group++) {
-            td_copy_wait<0>();
+            const unsigned char *stage = smem + slot * X_BYTES;
+            unsigned char *before = smem + (slot ? slot - 1 : STAGES - 1) * X_BYTES;
             __syncthreads();
-            const unsigned char *stage = smem + (unsigned)group % STAGES * STAGE_BYTES;
-            if (group + 1 < p.groups)
-                copy_stage<KIND, NT>(p, plan, smem + (unsigned)(group + 1) % STAGES * STAGE_BYTES);
+            copy_words<KIND>(p, plan, words, group + 1);
+            copy_x<NT>(p, plan, before, group + STAGES - 1);
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                many_pair<KIND, NT>(p, m, stage + (x_at ^ half * 64), stage + words_at + half * 1024,
-                                    4 * group + 2 * half, column, acc);
+            for (int i = 0; i < STEPS; i++) {
+                if (i + 1 == STEPS) {
+                    td_copy_wait<1>();
+                    if (KIND == TD_GPU_MCG4) load_words(d, words);
+                }
+                if (KIND != TD_GPU_MCG4)
+                    for (int c = 0; c < MANY_TILES; c++) operand<KIND>(p, m, group, i, column + c, a[i % 2][c]);
+                many_step<KIND, NT>(stage, x, i, d, a[i % 2], a[(i + 1) % 2], acc);
+            }
+            slot = slot + 1 < STAGES ? slot + 1 : 0;
         }
         add_slice<MANY_TILES * NT * 4>(&acc[0][0][0], total, slice == 0, slice + 1 == p.slices);
     }
@@ -312,7 +407,7 @@ template <int KIND>
 static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 ? 2 : 1) k_experts_many(product p)
 {
     td_begin();
-    extern __shared__ __align__(16) unsigned char smem[];
+    extern __shared__ __align__(128) unsigned char smem[];
     if ((int)blockIdx.z >= *p.a.n_items) return;
     const td_item item = p.a.items[blockIdx.z];
     const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
@@ -358,8 +453,7 @@ cudaError_t td_cuda_experts_init(void)
 
 td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a)
 {
-    product p = { *a, td_expert_slices(a->k), td_groups(a->k), COPY_ROWS * a->x_stride * sizeof *a->x,
-                  (size_t)(a->k / TD_EXL3_TILE) * 1024 };
+    product p = { *a, td_expert_slices(a->k), td_groups(a->k), COPY_ROWS * a->x_stride * sizeof *a->x };
     switch (a->kind) {
     case TD_GPU_MCG4: launch<TD_GPU_MCG4>(dev, p); break;
     case TD_GPU_EXL3: launch<TD_GPU_EXL3>(dev, p); break;

@@ -7,46 +7,69 @@
 #include "ops/cuda/experts.h"
 #include "ops/cuda/moe.h"
 
-/* H of a warp's 128 values, four in a row a lane: strides 1, 2 in the lane, 4 .. 64 across lanes; then the scale. */
+/* A lane's four values of a warp's 128, a quad: td_quad_at(), + 1, + 16, + 17. */
+TD_DEVICE int td_quad_at()
+{
+    int lane = threadIdx.x % 32;
+    return lane / 8 * 32 + lane % 8 * 2;
+}
+
+TD_DEVICE void td_quad_across(float v[4], int step)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float other = __shfl_xor_sync(0xffffffffu, v[i], step);
+        v[i] = threadIdx.x & step ? other - v[i] : v[i] + other;
+    }
+}
+
+/* H of a warp's 128 values: strides 1 in the lane, 2, 4, 8 across lanes, 16 in the lane, 32, 64 across; then the scale. */
 TD_DEVICE void td_hadamard(float v[4])
 {
     float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
-    v[0] = a + c;
-    v[1] = b + d;
-    v[2] = a - c;
-    v[3] = b - d;
-#pragma unroll
-    for (int step = 1; step < 32; step <<= 1)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float other = __shfl_xor_sync(0xffffffffu, v[i], step);
-            v[i] = threadIdx.x & step ? other - v[i] : v[i] + other;
-        }
+    float w[4] = { a, b, c, d };
+    td_quad_across(w, 1);
+    td_quad_across(w, 2);
+    td_quad_across(w, 4);
+    v[0] = w[0] + w[2];
+    v[1] = w[1] + w[3];
+    v[2] = w[0] - w[2];
+    v[3] = w[1] - w[3];
+    td_quad_across(v, 8);
+    td_quad_across(v, 16);
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] *= 0.08838834764831845f; /* 1 / sqrt(128) */
 }
 
-TD_DEVICE float td_half_value(const td_f16 *p)
+/* v *= the scales of a quad. */
+TD_DEVICE void td_quad_scale(float v[4], uint32_t low, uint32_t high)
 {
-    return __half2float(*(const __half *)p);
+    float2 a = __half22float2(*(const __half2 *)&low), b = __half22float2(*(const __half2 *)&high);
+    v[0] *= a.x;
+    v[1] *= a.y;
+    v[2] *= b.x;
+    v[3] *= b.y;
 }
 
-/* f16(H(x * suh)) of values k .. k + 3 of this lane, at their place in a rotated row. */
+TD_DEVICE void td_quad_scale_from(float v[4], const td_f16 *scales)
+{
+    td_quad_scale(v, *(const uint32_t *)scales, *(const uint32_t *)(scales + 16));
+}
+
+/* f16(H(x * suh)) of the quad at k, at its place in a rotated row of a window. */
 TD_DEVICE void td_rotate_in(float v[4], const td_f16 *suh, int k, td_bf16 *to)
 {
-    for (int i = 0; i < 4; i++) v[i] *= td_half_value(suh + k + i);
+    td_quad_scale_from(v, suh + k);
     td_hadamard(v);
-    for (int i = 0; i < 4; i += 2) {
-        __half2 h = __floats2half2_rn(v[i], v[i + 1]);
-        *(__half2 *)(to + td_rotated_at(k + i)) = h;
-    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) *(__half2 *)(to + td_rotated_by_lane(k + i)) = __floats2half2_rn(v[i], v[i + 2]);
 }
 
 /* H(z) * svh of the same values. */
 TD_DEVICE void td_rotate_out(float v[4], const td_f16 *svh, int n)
 {
     td_hadamard(v);
-    for (int i = 0; i < 4; i++) v[i] *= td_half_value(svh + n + i);
+    td_quad_scale_from(v, svh + n);
 }
 
 /* Input of down from H(z) * svh of gate and up: f16(H(act(swiglu) * suh)). */
@@ -58,15 +81,6 @@ TD_DEVICE void td_expert_middle(float gate[4], float up[4], const td_gpu_matrix 
     for (int j = 0; j < 4; j++)
         gate[j] = td_round_bf16(td_swiglu_value(td_round_bf16(gate[j]), td_round_bf16(up[j]), limit));
     td_rotate_in(gate, m[(size_t)TD_MATRIX_DOWN * n_experts].suh, i, to);
-}
-
-TD_DEVICE void td_load4(const float *p, float v[4])
-{
-    float4 f = *(const float4 *)p;
-    v[0] = f.x;
-    v[1] = f.y;
-    v[2] = f.z;
-    v[3] = f.w;
 }
 
 /* A lane's part: the pairs of values at td_part_at() + 8 i of the warp's 512, i = 0 .. 7, in this order. */
@@ -135,27 +149,40 @@ TD_DEVICE void td_part_load_scales(const td_f16 *from, bool live, uint32_t pairs
     for (int i = 0; i < TD_PART / 2; i++) pairs[i] = live ? __ldg((const uint32_t *)(from + 8 * i)) : 0;
 }
 
-TD_DEVICE void td_part_load32(const float *from, bool live, float v[TD_PART])
+/* left: how many values the row still has from `from` on; zeros behind them (plain rows need not end with a part). */
+TD_DEVICE void td_part_load32(const float *from, int left, float v[TD_PART])
 {
 #pragma unroll
     for (int i = 0; i < TD_PART / 2; i++) {
-        float2 pair = live ? *(const float2 *)(from + 8 * i) : make_float2(0.0f, 0.0f);
+        float2 pair = 8 * i < left ? *(const float2 *)(from + 8 * i) : make_float2(0.0f, 0.0f);
         v[2 * i] = pair.x;
         v[2 * i + 1] = pair.y;
     }
 }
 
-/* f16(H(v * suh)) at its place in a rotated row (td_rotated_at()), k: of the part's first value. */
-TD_DEVICE void td_part_rotate_in(float v[TD_PART], const uint32_t suh[TD_PART / 2], int k, bool live, td_bf16 *to)
+/* f16(H(v * suh)) at its place in a rotated row, k: of the part's first value. By step, a lane's part is 32 bytes in a
+ * row; by lane, four pieces of 8 bytes. */
+TD_DEVICE void td_part_rotate_in(float v[TD_PART], const uint32_t suh[TD_PART / 2], int k, bool live, bool by_step,
+                                 td_bf16 *to)
 {
+    __half2 h[2][4]; /* inputs + 8, lane of the product: inputs + 32 and + 1; + 16 beside each other */
     td_part_scale(v, suh);
     td_part_hadamard(v);
 #pragma unroll
-    for (int half = 0; half < 2 && live; half++) {
-        __half2 h[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) h[i] = __floats2half2_rn(v[8 * half + 2 * i], v[8 * half + 2 * i + 1]);
-        *(uint4 *)(to + k + threadIdx.x % 4 * 6 + 32 * half) = *(uint4 *)h;
+    for (int i = 0; i < 8; i++) {
+        int first = 2 * (i % 2 * 4 + i / 4) + i / 2 % 2;
+        h[i / 4][i % 4] = __floats2half2_rn(v[first], v[first + 4]);
+    }
+    if (!live) return;
+    if (by_step) {
+        uint4 *at = (uint4 *)(to + td_rotated_by_step(k));
+        at[0] = *(uint4 *)h[0];
+        at[1] = *(uint4 *)h[1];
+    } else {
+        for (int t = 0; t < 4; t++) {
+            __half2 pair[2] = { h[0][t], h[1][t] };
+            *(uint2 *)(to + td_rotated_by_lane(k) + 16 * t) = *(uint2 *)pair;
+        }
     }
 }
 

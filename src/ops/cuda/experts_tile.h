@@ -5,39 +5,86 @@
 
 #include "ops/cuda/experts.h"
 
+/* Four 8 x 8 blocks of 16-bit values, register i of lane l: the pair l % 4 of row l / 4 of block i; lane l gives the
+ * address of row l % 8 of block l / 8. */
+TD_DEVICE void td_ldmatrix(uint32_t r[4], const void *shared)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
 /* Slices that k inputs are cut into; a slice is one chain of steps, slices are added in order. */
 static inline int td_expert_slices(int k)
 {
     return k >= 2048 ? 8 : k >= 512 ? 4 : k >= 256 ? 2 : 1;
 }
 
-/* The sum of the halves of a product, which is a state's value, in both halves. A product's own halves are operands of
- * one addition: that leaves one byte permute a pair instead of two to the integer units, which are the limit here. */
-TD_DEVICE uint32_t td_halves_sum(uint32_t product)
+/* 64 bits of a stream, of which a lane decodes the last 32: 16-bit states that end at each of their eight nibbles. As
+ * windows of 32 bits that hold two of them: end 4, 5, 6 and 7 nibbles behind `before`. */
+TD_DEVICE uint32_t td_mcg4_window(uint32_t word, uint32_t before, int i)
 {
-    uint32_t masked = td_and_xor(product, 0x8fff8fffu, 0x3b603b60u);
-    __half2 h = *(__half2 *)&masked, v = __hadd2(__low2half2(h), __high2half2(h));
-    return *(uint32_t *)&v;
+    return i == 3 ? word : __funnelshift_r(word, before, 12 - 4 * i);
 }
 
-/* Products of two states with the codebook's multiplier -> their two values. */
-TD_DEVICE uint32_t td_halves_pair(uint32_t p0, uint32_t p1)
+/* Products of a window's two states with the codebook's multiplier. The lower one is cut out by subtracting the upper
+ * one's part from the product of both: multiplications are what there is room for. */
+TD_DEVICE void td_mcg4_products(uint32_t window, uint32_t *upper, uint32_t *lower)
 {
-    return __byte_perm(td_halves_sum(p0), td_halves_sum(p1), 0x5410);
+    *upper = (window >> 16) * TD_EXL3_MCG_MARK;
+    *lower = window * TD_EXL3_MCG_MARK - *upper * 65536u;
 }
 
-/* A lane's eight values of a 4-bit mcg tile from its word and the word of the lane before. States are cut out at whole
- * bytes, one byte permute each; shifting left and what is done by multiplying costs the integer units nothing. 21 of
- * the 39 instructions are theirs, at half rate on Hopper. */
-TD_DEVICE void td_decode_mcg4(uint32_t word, uint32_t before, uint32_t a[4])
+/* Adds the halves of every register of an A operand, which is a product with a matrix of ones: output column c takes
+ * inputs 2 c and 2 c + 1. A sum is exact before it is rounded to nearest, so these are the bits of one addition (opcheck
+ * looks at all states). Lane (g, t) gets the sums of rows g and g + 8, of lanes 2 t % 4 and 2 t % 4 + 1 of its four, of
+ * registers a[0] and a[1] (t < 2) or a[2] and a[3]. */
+typedef struct td_pair_sums {
+    uint32_t b[2]; /* the ones of this lane */
+} td_pair_sums;
+
+TD_DEVICE td_pair_sums td_pair_sums_init()
 {
-    const uint32_t mark = TD_EXL3_MCG_MARK;
-    uint32_t across = __funnelshift_r(word, before, 20), across_up = across * 16u, word_up = word * 16u;
-    uint32_t high = word >> 16, low_product = word * mark + high * (mark * 0xffff0000u); /* (word & 0xffff) * mark */
-    a[0] = td_halves_pair(__byte_perm(across, 0, 0x4421) * mark, __byte_perm(across_up, 0, 0x4421) * mark);
-    a[2] = td_halves_pair((across & 0xffffu) * mark, high * mark);
-    a[1] = td_halves_pair(__byte_perm(word_up, 0, 0x4432) * mark, __byte_perm(word, 0, 0x4421) * mark);
-    a[3] = td_halves_pair(__byte_perm(word_up, 0, 0x4421) * mark, low_product);
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    return { { g == t ? 0x3c003c00u : 0, g == t + 4 ? 0x3c003c00u : 0 } };
+}
+
+TD_DEVICE void td_pair_sum(const td_pair_sums &ones, const uint32_t a[4], uint32_t sums[2])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%8,%8};"
+        : "=r"(sums[0]), "=r"(sums[1])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(ones.b[0]), "r"(ones.b[1]), "r"(0));
+}
+
+/* A half of the A operand of a step from the lanes' words and the words before: a[0], a[1] (half 0) or a[2], a[3]. */
+TD_DEVICE void td_decode_mcg4_half(const td_pair_sums &ones, uint32_t word, uint32_t before, int half, uint32_t a[4])
+{
+    uint32_t p[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) td_mcg4_products(td_mcg4_window(word, before, 2 * half + i), &p[2 * i], &p[2 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) p[i] = td_and_xor(p[i], 0x8fff8fffu, 0x3b603b60u);
+    td_pair_sum(ones, p, a + 2 * half);
+}
+
+TD_DEVICE void td_decode_mcg4(const td_pair_sums &ones, uint32_t word, uint32_t before, uint32_t a[4])
+{
+    td_decode_mcg4_half(ones, word, before, 0, a);
+    td_decode_mcg4_half(ones, word, before, 1, a);
+}
+
+/* The word before a lane's four. */
+TD_DEVICE uint32_t td_mcg4_before(uint4 words)
+{
+    return __shfl_sync(0xffffffffu, words.w, (threadIdx.x + 28) & 31);
+}
+
+/* Word i of four; i: known to the compiler. */
+TD_DEVICE uint32_t td_word(uint4 words, int i)
+{
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
 #endif
