@@ -1,5 +1,6 @@
 /* experts: EXL3 in every width and codebook, plain bf16; a row's bits alone and in windows of any size. */
 #include "opcheck.h"
+#include "opcheck/experts_states.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,28 @@ static void check(oc_ctx *oc, int n_experts, int dim, int width, int top_k, int 
     free(l);
 }
 
+/* Every state of 4-bit mcg has the CPU's value. The tensor core, which adds its halves, leaves it in another lane:
+ * experts_tile.h "Adds the halves". */
+static void check_states(oc_ctx *oc)
+{
+    uint32_t *got = (uint32_t *)calloc(OC_STATE_WORDS * 4, sizeof *got);
+    const char *why;
+    td_check(got);
+    oc_case(oc, "all states of mcg, 4 bits");
+    oc_begin(oc, "bits");
+    if (!oc_gpu_states(got, &why)) oc_fail(oc, "%s", why);
+    for (uint32_t i = 0; oc->now.ok && i < OC_STATE_WORDS * 8; i++) {
+        uint32_t lane = i / 8 % 32, t = lane % 4, a = i / 2 % 4, high = i % 2;
+        uint32_t from = i / 8 - t + (2 * t + high) % 4, nibble = a / 2 * 2 + t / 2 + a % 2 * 4;
+        uint64_t stream = (uint64_t)oc_state_before(from) << 32 | oc_state_word(from);
+        uint16_t state = (uint16_t)(stream >> (28 - 4 * nibble)), value = (uint16_t)(got[i / 2] >> 16 * high);
+        td_f16 want = td_f32_f16(td_exl3_value(TD_EXL3_MCG, state));
+        if (value != want) oc_fail(oc, "state %04x is %04x, expected %04x", state, value, want);
+    }
+    oc_end(oc);
+    free(got);
+}
+
 static void check_demo(oc_ctx *oc)
 {
     static const int widths[] = { 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16 };
@@ -172,6 +195,7 @@ static void check_demo(oc_ctx *oc)
 
 void oc_experts(oc_ctx *oc)
 {
+    check_states(oc);
     if (oc->demo) check_demo(oc);
     if (!oc->real) return;
     check(oc, 12, 4096, 1024, 8, 8, TD_EXL3_MCG, true);
