@@ -44,6 +44,7 @@ KERNELS = {
                          lambda t: f"attention of windows: 64 tokens, {['bf16', 'fp8'][t[0]]} rows"),
     "k_attend_merge": (64, 528, "attention of windows: merge"),
     "k_attend_prompt": (256, 99200, lambda t: f"attention of prompts, {['bf16', 'fp8'][t[0]]} rows"),
+    "k_experts_check": (256, 0, "start: does the tensor core add as experts need it"),
     "k_router_few": (128, 0, "router, up to four rows"),
     "k_router_pick": (128, 0, "router, more rows: choice"),
     "k_swiglu": (256, 0, "SwiGLU of dense and shared experts"),

@@ -88,6 +88,9 @@ cudaError_t td_cuda_attend_init(void);
 cudaError_t td_cuda_select_init(void);
 cudaError_t td_cuda_kda_init(void);
 
+/* Does the tensor core round as the decoding of experts needs it? TD_EUNSUPPORTED with the reason; TD_ECUDA. */
+td_status td_cuda_experts_check(td_cuda_dev *dev, td_error *err);
+
 /* Scratch is laid out by one function an operation, run over a counting arena at creation and over the real memory in
  * the operation. The products' part is separate, because operations that own scratch call td_cuda_product(). */
 static inline void td_cuda_scratch(td_cuda_dev *dev, td_arena *arena)

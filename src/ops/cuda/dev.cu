@@ -342,6 +342,8 @@ static td_status set_up(td_cuda_dev *dev, td_error *err)
     if (status != TD_OK) return td_error_prefix(err, "scratch for windows of %d rows", dev->limits.rows);
     status = cuda_fill(&dev->base, td_cuda_counters(dev), 0, TD_COUNTERS_ALL * sizeof(uint32_t));
     if (status != TD_OK) return report(dev, err);
+    status = td_cuda_experts_check(dev, err);
+    if (status != TD_OK) return status == TD_ECUDA ? report(dev, err) : status;
     return td_cuda_pieces_create(dev, err);
 }
 
