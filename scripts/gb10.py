@@ -126,7 +126,7 @@ def operations(w):
         ops.append(dict(op=op, shape=shape, calls=calls, bytes=n_bytes, flops=flops, tensor=tensor, kernels=kernels))
 
     add("embed", "", 1, rows * HIDDEN * 2 * (1 + STREAMS), 0)
-    add("hyper", "enter", 1, *hyper_cost(rows, False, True), kernels=2)
+    add("hyper", "enter", 1, *hyper_cost(rows, False, True), kernels=3)
     for calls, out, n, form, fp32 in LINEAR:
         if (out, n) in ((4096, 1536), (32, 4096)) and not w.sparse:
             continue  # the indexer's, without which nothing is chosen
@@ -153,7 +153,7 @@ def operations(w):
     padded = w.experts * 8 if rows <= 8 else picks
     add("experts", f"{WIDTH} x {HIDDEN} exl3", 42, w.experts * EXPERT_BYTES + rows * HIDDEN * (2 + 8),
         picks * (6 * HIDDEN * WIDTH + 8 * WIDTH + 2 * HIDDEN), padded * 6 * HIDDEN * WIDTH, 2 if rows <= 8 else 6)
-    add("hyper", "leave and enter", 89, *hyper_cost(rows, True, True), kernels=2)
+    add("hyper", "leave and enter", 89, *hyper_cost(rows, True, True), kernels=3)
     add("hyper", "leave", 1, *hyper_cost(rows, True, False))
     add("stream_mean", "", 1, 2 * rows * HIDDEN * (STREAMS + 1), rows * HIDDEN * STREAMS)
     add("rmsnorm", "", 1, 2 * 2 * w.wanted * HIDDEN + 4 * HIDDEN, 4 * w.wanted * HIDDEN)

@@ -161,8 +161,8 @@ int td_cli_opcheck(int argc, char **argv)
     td_gpu gpu;
     status = td_gpu_query(oc.gpu_index, &gpu, &err);
     oc.gpu = gpu.name;
-    int64_t patience_ns = chosen[N_OPS - 1] ? OC_HANG_PATIENCE_MS * 1000000ll : 0; /* 'hang' is the last */
-    if (status == TD_OK) status = make_devices(&oc, oc.gpu_index, patience_ns, &err);
+    int64_t patience_ms = chosen[N_OPS - 1] ? OC_HANG_PATIENCE_MS : OC_PATIENCE_MS; /* 'hang' is the last */
+    if (status == TD_OK) status = make_devices(&oc, oc.gpu_index, patience_ms * 1000000, &err);
     int code = status == TD_OK ? run(&oc, chosen) : fail(status, &err);
     td_dev_destroy(oc.dev[OC_GPU]);
     td_dev_destroy(oc.dev[OC_CPU]);

@@ -17,6 +17,7 @@
 
 enum { OC_CPU, OC_GPU, OC_SIDES };
 enum { OC_BUFFERS_MAX = 512, OC_HANG_PATIENCE_MS = 1000 };
+enum { OC_PATIENCE_MS = 3600000 }; /* a tool that watches every access makes minutes of a second */
 
 /* The same memory on both devices. */
 typedef struct oc_buf {

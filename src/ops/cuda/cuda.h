@@ -15,7 +15,8 @@ typedef struct td_cuda_piece {
     cudaEvent_t done;             /* the GPU needs neither any more */
 } td_cuda_piece;
 
-/* What runs beside the main line. */
+/* What runs beside the main line (dev.h "Side by side"), and the memory that a driver takes for its work, as measured. */
+enum { TD_BRANCHES = 2, TD_BRANCH_BYTES = 24 << 20 };
 typedef struct td_cuda_branch {
     cudaStream_t stream, main; /* main: the device's stream while operations go to the branch; else NULL */
     unsigned char *scratch;    /* and its scratch */

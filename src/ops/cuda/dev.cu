@@ -258,7 +258,7 @@ size_t td_dev_cuda_pinned_bytes(void)
 size_t td_dev_cuda_scratch_bytes(const td_dev_limits *limits)
 {
     return td_gpu_granules(td_cuda_product_bytes(limits) + operations_bytes(limits)) +
-           td_gpu_granules(td_dev_cuda_pinned_bytes());
+           td_gpu_granules(td_dev_cuda_pinned_bytes()) + TD_BRANCHES * (size_t)TD_BRANCH_BYTES;
 }
 
 /* Loads the kernels, sets what needs setting. */
