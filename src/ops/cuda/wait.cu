@@ -8,7 +8,8 @@
 
 #include <sched.h>
 
-enum { SPIN_NS = 500000, YIELD_NS = 20000000, SLEEP_NS = 50000 }; /* as the relay of gathers does (model/exchange.c) */
+/* Decode windows are waited for without sleep: what it adds would be in every token. */
+enum { SPIN_NS = 500000, YIELD_NS = 500000000, SLEEP_NS = 50000 };
 
 static cudaError_t look(const td_cuda_dev *dev, cudaEvent_t event)
 {
