@@ -141,7 +141,7 @@ template <bool FP8> static TD_DEVICE void scores(const queries &q, uint32_t tile
                     else
                         attend_mma<FP8>(c[n][m], q.a[i][j][m], b[n][j]);
     }
-    uint32_t to = attend_shared(&s->score[slice][g][score_at(g, 2 * first + t / 2)]) + t % 2 * 8;
+    uint32_t to = td_shared_at(&s->score[slice][g][score_at(g, 2 * first + t / 2)]) + t % 2 * 8;
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -269,13 +269,13 @@ template <bool FP8> static TD_DEVICE partial softmax(int n, const scales &f, att
 template <bool FP8> static TD_DEVICE void weigh(const attend_block *s, uint32_t tile, float v[2][NT][4])
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t values = attend_values_at<FP8>(tile, warp * VALUES), p = attend_shared(&s->score[0][g][p_at(g, t)]);
+    uint32_t values = attend_values_at<FP8>(tile, warp * VALUES), p = td_shared_at(&s->score[0][g][p_at(g, t)]);
 #pragma unroll
     for (int k = 0; k < TOKENS; k += 16) {
         uint32_t b[NT][2], a[2][2][4]; /* heads 16 m + g (+ 8): high parts, rest */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint4 x = attend_load16((p ^ k / 16 % 2 * 64) + k / 32 * 128 + i * 8 * TOKENS * 4);
+            uint4 x = td_load_shared16((p ^ k / 16 % 2 * 64) + k / 32 * 128 + i * 8 * TOKENS * 4);
             a[i / 2][i % 2][0] = x.x;
             a[i / 2][i % 2][1] = x.y;
             a[i / 2][i % 2][2] = x.z;

@@ -37,28 +37,6 @@ static TD_DEVICE int attend_position(int token)
     return (token & ~15) | (token & 3) << 2 | (token >> 2 & 3);
 }
 
-static TD_DEVICE uint32_t attend_shared(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static TD_DEVICE uint4 attend_load16(uint32_t at)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
-static TD_DEVICE uint2 attend_load8(uint32_t at)
-{
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
-}
-
 /* A list of tokens in the latent plane. */
 typedef struct attend_tokens {
     const int32_t *list, *blocks; /* listed pools; the slot's block table */
@@ -190,14 +168,14 @@ template <bool FP8> static TD_DEVICE void attend_keys(uint32_t at, int n, int gr
 {
     at = (at ^ n % 2 * attend_swap(2)) + (n / 2 * 16 + n % 2 * 2) * attend_row<FP8>();
     if (FP8) {
-        uint4 x = attend_load16(at ^ group * 64);
+        uint4 x = td_load_shared16(at ^ group * 64);
         uint32_t w[4] = { x.x, x.y, x.z, x.w };
 #pragma unroll
         for (int j = 0; j < 4; j++) attend_decode(w[j], &b[j][0], &b[j][1]);
     } else {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            uint4 x = attend_load16((at ^ i * 16) + group * 128);
+            uint4 x = td_load_shared16((at ^ i * 16) + group * 128);
             b[2 * i][0] = x.x;
             b[2 * i][1] = x.y;
             b[2 * i + 1][0] = x.z;
@@ -220,13 +198,13 @@ template <bool FP8> static TD_DEVICE void attend_values(uint32_t at, int token, 
         uint32_t even = at + (token + 8 * i) * attend_row<FP8>(),
                  odd = (at ^ attend_swap(4)) + (token + 8 * i + 4) * attend_row<FP8>();
         if (FP8) {
-            uint2 x = attend_load8(even), y = attend_load8(odd);
+            uint2 x = td_load_shared8(even), y = td_load_shared8(odd);
             attend_decode(__byte_perm(x.x, y.x, 0x5140), &b[0][i], &b[1][i]);
             attend_decode(__byte_perm(x.x, y.x, 0x7362), &b[2][i], &b[3][i]);
             attend_decode(__byte_perm(x.y, y.y, 0x5140), &b[4][i], &b[5][i]);
             attend_decode(__byte_perm(x.y, y.y, 0x7362), &b[6][i], &b[7][i]);
         } else {
-            uint4 x = attend_load16(even), y = attend_load16(odd);
+            uint4 x = td_load_shared16(even), y = td_load_shared16(odd);
             uint32_t u[4] = { x.x, x.y, x.z, x.w }, v[4] = { y.x, y.y, y.z, y.w };
 #pragma unroll
             for (int j = 0; j < 4; j++) {

@@ -1,7 +1,7 @@
 /* Device functions that several kernels share: conversions, sums in a fixed order, the tensor-core step.
  *
- * The tensor-core step is mma.sync.m16n8k16 with fp32 sums, on every card the same way round: A holds 16 outputs of the
- * weight, B 8 rows of x. Lane L has g = L / 4, t = L % 4:
+ * The tensor-core step is mma.sync.m16n8k16 with fp32 sums. Where a weight meets rows of x, A holds 16 outputs of the
+ * weight and B 8 rows of x. Lane L has g = L / 4, t = L % 4:
  *   A  registers (g, k), (g + 8, k), (g, k'), (g + 8, k') with k = 2t, 2t + 1 and k' = 2t + 8, 2t + 9
  *   B  registers k, k' of row g
  *   C  c0, c1 = output g, rows 2t, 2t + 1; c2, c3 = output g + 8
@@ -58,8 +58,7 @@ TD_DEVICE float td_high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* (x & mask) ^ flip and (x & mask) | bits in one instruction each, which the compiler does not find for two constants.
- */
+/* (x & mask) ^ flip and (x & mask) | bits in one instruction each, which the compiler does not find for constants. */
 TD_DEVICE uint32_t td_and_xor(uint32_t x, uint32_t mask, uint32_t flip)
 {
     uint32_t y;
@@ -80,6 +79,23 @@ TD_DEVICE float td_warp_sum(float x)
 #pragma unroll
     for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
     return x;
+}
+
+/* v[0] of lane u becomes the sum over the lanes of v[u], u < N: the tree of td_warp_sum(), in which half of the lanes go
+ * on with one half of the values. N: at most 32. */
+template <int N, int STEP = 16> TD_DEVICE void td_warp_sums(float v[N])
+{
+    bool high = threadIdx.x & STEP;
+#pragma unroll
+    for (int u = 0; u < STEP; u++) {
+        if (u + STEP < N) {
+            float keep = high ? v[u + STEP] : v[u], give = high ? v[u] : v[u + STEP];
+            v[u] = keep + __shfl_xor_sync(0xffffffffu, give, STEP);
+        } else {
+            v[u] += __shfl_xor_sync(0xffffffffu, v[u], STEP);
+        }
+    }
+    if constexpr (STEP > 1) td_warp_sums<N, STEP / 2>(v);
 }
 
 TD_DEVICE float td_warp_max(float x)
@@ -136,13 +152,37 @@ TD_DEVICE void td_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Four 8 x 8 blocks of 16-bit values, transposed; lane l gives the address of row l % 8 of block l / 8. */
-TD_DEVICE void td_ldmatrix_trans(uint32_t r[4], const void *shared)
+/* An address in shared memory as a number, and loads from one: it takes one register, and may be exclusive-ored. */
+TD_DEVICE uint32_t td_shared_at(const void *shared)
 {
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
+TD_DEVICE uint4 td_load_shared16(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+TD_DEVICE uint2 td_load_shared8(uint32_t at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+
+/* Four 8 x 8 blocks of 16-bit values, register i of lane l: the pair l % 4 of row l / 4 of block i; lane l gives the
+ * address of row l % 8 of block l / 8. */
+TD_DEVICE void td_ldmatrix(uint32_t r[4], const void *shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at));
+                 : "r"(td_shared_at(shared))
+                 : "memory");
 }
 
 /* 16 bytes of weights: read once, kept out of L1. */
@@ -183,8 +223,9 @@ TD_DEVICE void td_prefetch(const void *p)
 /* 16 bytes from global to shared memory without registers; zeros when !valid (nothing is read then). */
 TD_DEVICE void td_copy_async(void *shared, const void *global, bool valid)
 {
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), n = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global), "r"(n) : "memory");
+    uint32_t n = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(td_shared_at(shared)), "l"(global), "r"(n)
+                 : "memory");
 }
 
 TD_DEVICE void td_copy_commit()

@@ -70,11 +70,11 @@ template <bool FP8> static __global__ void __launch_bounds__(THREADS, 2) k_atten
     int row = a.row0 + blockIdx.z, head0 = blockIdx.y * HEADS, first = blockIdx.x * TOKENS;
     attend_tokens u = tokens_of(a, row);
     if (first >= u.total) return;
-    uint32_t tile = attend_shared(s->tile);
+    uint32_t tile = td_shared_at(s->tile);
     attend_search found = {};
     attend_ask_pool(u, first, &found);
     attend_ask_block(u, first, &found);
-    attend_gather<FP8>(a.cache, found, tile, attend_shared(s->scale));
+    attend_gather<FP8>(a.cache, found, tile, td_shared_at(s->scale));
     td_begin();
     float factor = a.scale * LOG2_E;
     {
@@ -195,7 +195,7 @@ template <bool FP8> static __global__ void __launch_bounds__(THREADS, 1) k_atten
     attend_block *s = (attend_block *)smem;
     int row = a.row0 + blockIdx.x, head0 = blockIdx.y * HEADS, head = softmax_head();
     attend_tokens u = tokens_of(a, row);
-    uint32_t tile = attend_shared(s->tile);
+    uint32_t tile = td_shared_at(s->tile);
     attend_search found = {};
     queries q;
     float sum_v[2][NT][4] = {}, max = -INFINITY, sum = 0.0f, factor = a.scale * LOG2_E;
@@ -203,7 +203,7 @@ template <bool FP8> static __global__ void __launch_bounds__(THREADS, 1) k_atten
     attend_ask_block(u, 0, &found);
     attend_ask_pool(u, TOKENS, &found);
     if (FP8) {
-        attend_gather<FP8>(a.cache, found, tile, attend_shared(s->scale));
+        attend_gather<FP8>(a.cache, found, tile, td_shared_at(s->scale));
         attend_ask_block(u, TOKENS, &found);
         attend_ask_pool(u, 2 * TOKENS, &found);
     }
@@ -222,7 +222,7 @@ template <bool FP8> static __global__ void __launch_bounds__(THREADS, 1) k_atten
         scales of = scales_of<FP8>(s->scale[now], factor); /* here: behind the copies its loads would wait for them */
         scores<FP8>(q, tile + now * ATTEND_TILE_FP8, s);
         if (FP8 && first + TOKENS < u.total) {
-            attend_gather<FP8>(a.cache, found, tile + (1 - now) * ATTEND_TILE_FP8, attend_shared(s->scale[1 - now]));
+            attend_gather<FP8>(a.cache, found, tile + (1 - now) * ATTEND_TILE_FP8, td_shared_at(s->scale[1 - now]));
             attend_ask_block(u, first + 2 * TOKENS, &found);
             attend_ask_pool(u, first + 3 * TOKENS, &found);
         }

@@ -84,8 +84,9 @@ template <int PAIRS> struct score_block {
 
 static TD_DEVICE void copy_async4(void *shared, const void *global, bool valid)
 {
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), n = valid ? 4 : 0;
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(global), "r"(n) : "memory");
+    uint32_t n = valid ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(td_shared_at(shared)), "l"(global), "r"(n)
+                 : "memory");
 }
 
 /* Asks for the queries and weights of rows row .. row + rows - 1, at most PAIRS / heads; heads that are only there to
@@ -122,28 +123,17 @@ static TD_DEVICE void copy_queries(const td_select_batch &a, int row, int rows, 
     td_copy_commit();
 }
 
-static TD_DEVICE uint4 load_shared16(uint32_t at)
+static TD_DEVICE float2 load_weights(uint32_t at)
 {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
+    uint2 v = td_load_shared8(at);
+    return make_float2(__uint_as_float(v.x), __uint_as_float(v.y));
 }
 
-static TD_DEVICE float2 load_shared8(uint32_t at)
-{
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
-    return v;
-}
-
+/* Of a row: score_block.rows. */
 static TD_DEVICE int2 load_row(uint32_t at)
 {
-    int2 v;
-    asm volatile("ld.shared.v2.s32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-    return v;
+    uint2 v = td_load_shared8(at);
+    return make_int2((int)v.x, (int)v.y);
 }
 
 /* dot[m] = q_h . K of pools 16 m + g, + 8 and heads 2 t, 2 t + 1 of eight. q: where the lane's piece of head g is, the
@@ -156,7 +146,7 @@ template <int TILES> static TD_DEVICE void multiply(uint32_t q, const uint32_t k
         for (int i = 0; i < 4; i++) dot[m][i] = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        uint4 b = load_shared16((j % 2 ? q ^ 64 : q) + 128 * (j / 2));
+        uint4 b = td_load_shared16((j % 2 ? q ^ 64 : q) + 128 * (j / 2));
 #pragma unroll
         for (int m = 0; m < TILES; m++) td_mma_bf16(dot[m], k[m][2 * j], b.x, b.y);
 #pragma unroll
@@ -211,7 +201,7 @@ typedef struct places {
 
 template <int PAIRS> static TD_DEVICE places places_of(const td_select_batch &a, void *shared, int row0, int first)
 {
-    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, at = (uint32_t)__cvta_generic_to_shared(shared);
+    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, at = td_shared_at(shared);
     places p;
     p.q = at + (16 * g + (4 * (g & 1) ^ t)) * sizeof(uint4);
     p.w = at + offsetof(chunk<PAIRS>, weight) + t * sizeof(float2);
@@ -261,8 +251,8 @@ static TD_DEVICE void add_heads(const td_select_batch &a, const places &p, uint3
     r->row = row;
     r->n_pools = n_pools;
     multiply<TILES>(q + EIGHT, k, r->dot);
-    weigh<TILES>(even, load_shared8(w), r->sum);
-    r->w = load_shared8(w + 32);
+    weigh<TILES>(even, load_weights(w), r->sum);
+    r->w = load_weights(w + 32);
 #pragma unroll(N_HEADS ? N_HEADS / HEADS_STEP : 1)
     for (int h = HEADS_STEP; h < heads; h += HEADS_STEP) {
         q += 2 * EIGHT;
@@ -270,8 +260,8 @@ static TD_DEVICE void add_heads(const td_select_batch &a, const places &p, uint3
         multiply<TILES>(q, k, even);
         weigh<TILES>(r->dot, r->w, r->sum);
         multiply<TILES>(q + EIGHT, k, r->dot);
-        weigh<TILES>(even, load_shared8(w), r->sum);
-        r->w = load_shared8(w + 32);
+        weigh<TILES>(even, load_weights(w), r->sum);
+        r->w = load_weights(w + 32);
     }
 }
 

@@ -5,17 +5,6 @@
 
 #include "ops/cuda/experts.h"
 
-/* Four 8 x 8 blocks of 16-bit values, register i of lane l: the pair l % 4 of row l / 4 of block i; lane l gives the
- * address of row l % 8 of block l / 8. */
-TD_DEVICE void td_ldmatrix(uint32_t r[4], const void *shared)
-{
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-
 /* Slices that k inputs are cut into; a slice is one chain of steps, slices are added in order. */
 static inline int td_expert_slices(int k)
 {

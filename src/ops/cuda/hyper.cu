@@ -215,23 +215,6 @@ static TD_DEVICE void make_streams(const hyper_args &a, const row_place &p, bool
         *(float2 *)(xs + s * SLICE + 2 * lane) = make_float2(td_low_bf16(pair[s]), td_high_bf16(pair[s]));
 }
 
-/* v[0] of lane u becomes the sum over the lanes of v[u]: the tree of td_warp_sum(), lanes ^ 16 first, in which half of
- * the lanes go on with one half of the values. */
-template <int STEP> static TD_DEVICE void transposed_sums(float v[MANY_SUMS])
-{
-    bool high = threadIdx.x & STEP;
-#pragma unroll
-    for (int u = 0; u < STEP; u++) {
-        if (u + STEP < MANY_SUMS) {
-            float keep = high ? v[u + STEP] : v[u], give = high ? v[u] : v[u + STEP];
-            v[u] = keep + __shfl_xor_sync(0xffffffffu, give, STEP);
-        } else {
-            v[u] += __shfl_xor_sync(0xffffffffu, v[u], STEP);
-        }
-    }
-    if constexpr (STEP > 1) transposed_sums<STEP / 2>(v);
-}
-
 static __global__ void __launch_bounds__(THREADS, 2) k_hyper_slices_many(hyper_args a, int rows_a_block)
 {
     __shared__ float xs[2][MANY_AT_ONCE][S * SLICE];
@@ -278,7 +261,7 @@ static __global__ void __launch_bounds__(THREADS, 2) k_hyper_slices_many(hyper_a
             for (int j = 0; j < PER_LANE; j++) squares = fmaf(v[j], v[j], squares);
         }
         sums[MANY_SUMS - 1] = squares;
-        transposed_sums<16>(sums);
+        td_warp_sums<MANY_SUMS>(sums);
         if (lane < MANY_SUMS && r0 + own_row < end)
             a.shares[((size_t)(r0 + own_row) * gridDim.x + slice) * SHARES + own] = sums[0];
     }

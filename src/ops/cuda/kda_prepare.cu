@@ -40,7 +40,8 @@ static TD_DEVICE void norms(work *s, const place &p, const rows &x)
         v[r] = square(x.q[r]);
         v[SUB + r] = square(x.k[r]);
     }
-    s->norms[p.sub][p.half][p.lane] = sum_of_lane(v);
+    td_warp_sums<32>(v);
+    s->norms[p.sub][p.half][p.lane] = v[0];
 }
 
 /* What rows of q and k are multiplied by: 1 / length, q's 128^-1/2 and the powers of two of kda_chunk.h. */
@@ -123,7 +124,8 @@ static TD_DEVICE void inside(work *s, const place &p, const rows &x)
                 column(v + 16 * i, j, q, k, alpha);
                 column(v + 16 * i + 15 - 2 * j, 7 - j, q, k, alpha);
             }
-            s->inside[p.half][2 * p.sub + block][32 * group + p.lane] = sum_of_lane(v);
+            td_warp_sums<32>(v);
+            s->inside[p.half][2 * p.sub + block][32 * group + p.lane] = v[0];
         }
     }
 }
@@ -178,14 +180,6 @@ template <int R1> static TD_DEVICE void put_early(work *s, const place &p, const
     }
 }
 
-static TD_DEVICE void ldmatrix(uint32_t r[4], const void *shared)
-{
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at));
-}
-
 /* 16 late rows x 8 early ones. */
 static TD_DEVICE void multiply_rows(const work *s, int late, int early, float c[4])
 {
@@ -194,9 +188,9 @@ static TD_DEVICE void multiply_rows(const work *s, int late, int early, float c[
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         uint32_t hi[4], lo[4], b[4];
-        ldmatrix(hi, &s->late[0][row][k + column]);
-        ldmatrix(lo, &s->late[1][row][k + column]);
-        ldmatrix(b, &s->early[lane / 16][early + lane % 8][k + lane / 8 % 2 * 8]);
+        td_ldmatrix(hi, &s->late[0][row][k + column]);
+        td_ldmatrix(lo, &s->late[1][row][k + column]);
+        td_ldmatrix(b, &s->early[lane / 16][early + lane % 8][k + lane / 8 % 2 * 8]);
         td_mma_f16(sum[0], lo, b[0], b[1]);
         td_mma_f16(sum[1], hi, b[2], b[3]);
         td_mma_f16(sum[2], hi, b[0], b[1]);

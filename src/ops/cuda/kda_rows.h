@@ -136,25 +136,4 @@ template <bool PAIRS> static TD_DEVICE void read_rows(const td_kda_call &a, cons
     }
 }
 
-/* Lane l: the sum of v[l] over the warp, in v[0]. A tree that halves the number of values with every step. */
-template <int STEP> static TD_DEVICE void halve(float v[2 * STEP])
-{
-    bool upper = threadIdx.x & STEP;
-#pragma unroll
-    for (int i = 0; i < STEP; i++) {
-        float keep = upper ? v[i + STEP] : v[i], send = upper ? v[i] : v[i + STEP];
-        v[i] = keep + __shfl_xor_sync(0xffffffffu, send, STEP);
-    }
-}
-
-static TD_DEVICE float sum_of_lane(float v[32])
-{
-    halve<16>(v);
-    halve<8>(v);
-    halve<4>(v);
-    halve<2>(v);
-    halve<1>(v);
-    return v[0];
-}
-
 #endif
