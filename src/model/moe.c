@@ -56,8 +56,8 @@ static td_status experts_shard(td_model *m, const td_model_moe *moe, int own, in
     return m->ops->experts(m->dev, &args);
 }
 
-/* The shared expert depends on the normed rows alone: in a small window it runs beside the router and
- * the first experts, which wait for it when they need it. */
+/* The shared expert depends on the normed rows alone: in a small window it runs beside the router and the first
+ * experts, which wait for it when they need it. */
 td_status td_model_moe_block(td_model *m, const td_model_moe *moe, int n_rows)
 {
     bool beside = m->config.n_shared_experts > 0 && td_model_branches(m, n_rows);

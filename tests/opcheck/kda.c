@@ -1,6 +1,5 @@
 /* kda in both forms, and its replay. GPU against GPU: a window of n rows == n windows of a row; a replay == the serial
- * state; a prompt in one window == the same prompt cut on the grid,
- * and its rows == those of a shorter prompt. */
+ * state; a prompt in one window == the same prompt cut on the grid, and its rows == those of a shorter prompt. */
 #include "opcheck.h"
 
 #include <math.h>
