@@ -146,9 +146,9 @@ td_status td_cuda_product(td_cuda_dev *dev, const td_cuda_product_args *a);
 /* Launches a kernel on the device's stream. Templates because a kernel's parameter types are known only to it.
  *   td_launch         may be set up while the kernel before it ends (programmatic dependent launch)
  *   td_launch_spread  starts on an idle chip: for kernels of few, long blocks, which would otherwise be packed onto the
- *                     multiprocessors that happen to be free first (measured: experts of one row 52 -> 67 us)
- * A branch's first kernel starts when the kernel before has ended either way.
- * Either way every kernel calls td_begin() (or td_wait()) before it touches what another kernel wrote. */
+ *                     multiprocessors that happen to be free first
+ * A branch's first kernel starts when the kernel before has ended, however it is launched. Every kernel calls
+ * td_begin() before it touches what another kernel wrote. */
 template <typename... P, typename... A>
 static inline void td_launch_as(bool early, const td_cuda_dev *dev, void (*kernel)(P...), dim3 grid, unsigned threads,
                                 size_t shared_bytes, A... args)

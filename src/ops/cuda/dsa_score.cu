@@ -3,10 +3,9 @@
  *                   by as B, eight heads at a time, their queries copied to shared memory a chunk ahead. What is left
  *                   to do for eight heads (relu, weights, sums) is done while the tensor core has the next eight, and
  *                   the end of a row while it has the next row: two warps a scheduler, which is what so many registers
- *                   leave for prompts, do not hide it (what is not products was 45 % of their time)
- * Tried for prompts and slower: 32 pools a warp and twice the warps (14.3 ms instead of 12.2 for 2,048 rows at a million
- * tokens). The heads of a score are summed in one order whatever the rows: a lane's ascending, then lanes t, t ^ 1,
- * t ^ 2. Blocks beyond the pools that their rows see leave at once. */
+ *                   leave for prompts, do not hide it
+ * The heads of a score are summed in one order whatever the rows: a lane's ascending, then lanes t, t ^ 1, t ^ 2.
+ * Blocks beyond the pools that their rows see leave at once. */
 #include "ops/cuda/dsa_select.h"
 
 #include <limits.h>

@@ -1,9 +1,9 @@
 /* Routed experts on the GPU: what experts.cu (grouping, rotations, sums) and experts_product.cu (the grouped products)
  * share.
  *
- * A pick is one (row, expert) pair. Picks are sorted by expert; an item is up to 16 (few rows) or 64 (many) picks of
- * one expert, which share the decoding of its matrices. Which picks share an item, and in what order items are listed,
- * changes no bit. */
+ * A pick is one (row, expert) pair. Picks are sorted by expert; an item is up to 8, 16 (few rows) or 64 (many) picks
+ * of one expert, which share the decoding of its matrices. Which picks share an item, and in what order items are
+ * listed, changes no bit. */
 #ifndef TD_OPS_CUDA_EXPERTS_H
 #define TD_OPS_CUDA_EXPERTS_H
 
@@ -38,8 +38,8 @@ static inline bool td_is_mcg4(const td_exl3 *w)
 }
 
 /* z[p][o] for the sorted picks: matrix `first + y` of each item's expert for y < n_matrices, inputs x + y * x_matrix,
- * outputs z + y * n. x rows are x_stride apart (a multiple of 64 values; zeros beyond k). EXL3: f16, by
- * step when item_picks is TD_ITEM_MANY, else by lane */
+ * outputs z + y * n. x rows are x_stride apart (a multiple of 64 values; zeros beyond k). EXL3: f16, stored by step
+ * when item_picks is TD_ITEM_MANY, else by lane (below). */
 typedef struct td_grouped_args {
     const td_gpu_matrix *table; /* [TD_MATRICES][n_experts] */
     int n_experts, first_matrix, n_matrices;
@@ -60,7 +60,8 @@ td_status td_cuda_grouped(td_cuda_dev *dev, const td_grouped_args *a);
  * z, mid and out by pick instead of by sorted pick. */
 typedef struct td_experts_call {
     int n_rows, top_k, n_experts, dim, width, picks;
-    bool exl3, by_step;
+    bool exl3;
+    bool by_step; /* rotated rows are stored so: below */
     float limit;
     const td_gpu_matrix *table;
     const td_bf16 *x;

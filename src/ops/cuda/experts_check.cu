@@ -1,7 +1,7 @@
 /* Whether this GPU's tensor core adds two fp16 numbers as its ordinary units do: exactly, then rounded to nearest even.
- * Decoding of 4-bit experts has it add the halves of a weight (experts_tile.h). Every card measured so far does, but no
- * manual promises it, and another rounding would change weights by a last bit without a word; so all 65,536 states are
- * looked at when a device is created, which takes some microseconds. */
+ * Decoding of 4-bit experts has it add the halves of a weight (experts_tile.h). An H200's does, but no manual promises
+ * it, and another rounding would change weights by a last bit without a word; so all 65,536 states are looked at when a
+ * device is created, which takes some microseconds. */
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/experts_tile.h"
 

@@ -1,4 +1,4 @@
-/* Windows of up to 8 rows through 4-bit mcg experts, in two launches instead of six:
+/* Windows of up to 8 rows through 4-bit mcg experts, in two launches:
  *   in   a block takes the picks of one expert (up to 8, an item) and outputs of gate or up. It finds them by itself in
  *        the window's ids, rotates x as it goes along, and the block that arrives last at 128 outputs of an item, four
  *        strips of gate and up, makes the input of down of them
@@ -8,16 +8,14 @@
  * decides where it is computed, not what. z, mid and out are stored by pick.
  * One row: blocks of 16 warps and more than 64 registers, of which a multiprocessor holds one, so they spread
  * even when they are set up early; down's first words are then on their way before gate and up have ended. More rows:
- * blocks of 8 warps, three a multiprocessor, which start on an idle chip (td_launch_spread(): few, long blocks).
- * Tried and lost on an H200: words asked for into L2 three groups ahead, and down's at the end of gate and up (one row
- * 33.6 -> 35.7 us, 8 rows 202 -> 205); four blocks a multiprocessor (two rows 65.4 -> 63.9, 8 rows 202.5 -> 203.7). */
+ * blocks of 8 warps, three a multiprocessor, which start on an idle chip (td_launch_spread(): few, long blocks). */
 #include "ops/cuda/experts_rotate.h"
 #include "ops/cuda/experts_tile.h"
 
 enum {
     WARPS = 8,
     WARPS_ALONE = 16, /* of a block that has a multiprocessor to itself */
-    ROWS_ALONE = 1,   /* two rows were slower so: 71 against 66 us */
+    ROWS_ALONE = 1,   /* of a window whose blocks are of that kind */
     STRIP = 64,       /* outputs a warp works on: four tiles */
     TILES = STRIP / TD_EXL3_TILE,
     ITEM = 8,

@@ -5,9 +5,7 @@
  *   many  a block takes an item of up to 64 picks and 256 outputs; x and words pass through shared memory, a warp's 32
  *         outputs stay in registers, and at the end of a slice its sums are added to the total. The operands of a step
  *         are decoded while the step before it is in the tensor core
- * A slice is one chain of steps over ascending inputs; the cut depends on k alone, so both give the same bits.
- * many, tried without gain on an H200: products and decoding mixed by force (branches that are never taken keep the
- * compiler from moving them), by step, half step and pair of row tiles. */
+ * A slice is one chain of steps over ascending inputs; the cut depends on k alone, so both give the same bits. */
 #include "ops/cuda/experts_tile.h"
 
 enum {
@@ -30,8 +28,8 @@ enum {
 
 typedef struct product {
     td_grouped_args a;
-    int slices,
-        groups;    /* groups: of 64 inputs, four steps each (EXL3: k is a multiple of 128; plain: padded with zeros) */
+    int slices;
+    int groups;    /* of 64 inputs, four steps each (EXL3: k is a multiple of 128; plain: padded with zeros) */
     size_t x_rows; /* bytes of COPY_ROWS rows of x */
 } product;
 

@@ -27,9 +27,9 @@ TD_DEVICE void td_mcg4_products(uint32_t window, uint32_t *upper, uint32_t *lowe
 }
 
 /* Adds the halves of every register of an A operand, which is a product with a matrix of ones: output column c takes
- * inputs 2 c and 2 c + 1. A sum is exact before it is rounded to nearest, so these are the bits of one addition (opcheck
- * looks at all states). Lane (g, t) gets the sums of rows g and g + 8, of lanes 2 t % 4 and 2 t % 4 + 1 of its four, of
- * registers a[0] and a[1] (t < 2) or a[2] and a[3]. */
+ * inputs 2 c and 2 c + 1. A sum is exact before it is rounded to nearest, so these are the bits of one addition
+ * (experts_check.cu looks at all states, opcheck at all weights). Lane (g, t) gets the sums of rows g and g + 8, of
+ * lanes 2 t % 4 and 2 t % 4 + 1 of its four, of registers a[0] and a[1] (t < 2) or a[2] and a[3]. */
 typedef struct td_pair_sums {
     uint32_t b[2]; /* the ones of this lane */
 } td_pair_sums;

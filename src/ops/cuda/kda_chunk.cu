@@ -4,9 +4,8 @@
  *   k_kda_chunk_finish   a warp a row and head: gated norm
  * In the scan everything is transposed, value channels are the rows of the products: a result then lies in a lane's
  * registers as the next product wants its A operand. The two warps add their sums over 64 key channels through shared
- * memory, once a chunk; the B operands, which all share, stream through it. H200, 2,048 rows, 32 heads: 99 us; one warp
- * for both halves 166 (it waits for the tensor core's latency, 16 cycles a step), four warps for quarters 113 (twice the
- * instructions), blocks of 64 channels 136 (64 of 132 multiprocessors; but half the bytes out of L2).
+ * memory, once a chunk; the B operands, which all share, stream through it. One warp for both halves waits for the
+ * tensor core's latency; four for quarters have twice the instructions; wider blocks leave multiprocessors idle.
  * State and u are scaled by a power of two a value channel before they are cut into fp16 parts. The state itself stays
  * fp32 and outside the tensor core, whose sums are cut off, not rounded: over thousands of chunks that would be a drift.
  * Row i of o depends on rows <= i and on the state before the chunk; u's scale is that of the whole chunk, but only the

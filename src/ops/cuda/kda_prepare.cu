@@ -6,8 +6,8 @@
  *   T by forward substitution in fp32 in blocks of 16 rows, which fp32 products join; a 16-bit inverse would end in
  *   NaN on nearly equal keys.
  * Then W, Q, u0, o0. v is bf16 already, so those products cut T into three bf16 parts, whatever v's range.
- * Loops are kept rolled where registers allow it: most of this is executed once a warp, and as 176 KB of straight code
- * it took 412 us where 105 KB take 227 (H200, 2,048 rows, 32 heads; opcheck --op bench --bench kda). */
+ * Loops are kept rolled where registers allow it: most of this is executed once a warp, so the time goes into fetching
+ * code. */
 #include "ops/cuda/kda_rows.h"
 
 enum { THREADS = 256, PITCH = D + 8, WIDTH = C + 4 };

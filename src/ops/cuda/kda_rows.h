@@ -1,5 +1,6 @@
 /* Chunked KDA, prepare: a warp's rows out of memory. Warp w of eight has the 16 rows of sub-block w / 2 and the 64
- * channels of half w % 2, a lane two neighbouring ones, so that products over rows are products of its registers. */
+ * channels of half w % 2, a lane two neighbouring ones, so that products over rows are products of its registers.
+ * Names without prefix: for kda_prepare.cu alone. */
 #ifndef TD_OPS_CUDA_KDA_ROWS_H
 #define TD_OPS_CUDA_KDA_ROWS_H
 

@@ -4,11 +4,7 @@
  *
  * An element's sum is that of the few-row kernel: a chain a slice, slices added in order. The totals of the slices
  * before lie in shared memory, where every lane has its own places. In registers they would cost the blocks of a
- * multiprocessor (three on an H200, two on a GB10) that work while one waits.
- *
- * Tried for q4 [12576][4096] and 2,048 rows (715 us): warps of 32 x 128 in two blocks 745, of 64 x 64 1,240, of 32 x 32
- * or 16 x 64 in two blocks of eight warps 935 and 885, eight warps of 32 x 64 with 128 registers 1,150 (spills); two
- * tiles of rows at a time instead of four 775. */
+ * multiprocessor (three on an H200, two on a GB10) that work while one waits. */
 #include "ops/cuda/product.h"
 
 enum {

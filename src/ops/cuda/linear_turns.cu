@@ -1,11 +1,8 @@
 /* y = W x in q4 for up to eight rows when there are more panels than the chip has room for blocks. Blocks stay and go
  * from panel to panel: x and its sums are prepared once, and the next panel's weights are asked for part by part, as
  * soon as this panel's have been used, so that loading and decoding go on side by side. Blocks that come and go, as in
- * linear_few.cu, load together and then decode together. Same slices, a warp each, and same sums.
- *
- * Tried for [12576][4096] and one row (9.25 us; 12.4 without turns): four parts 9.4; three blocks a multiprocessor 9.4,
- * but eight rows 11.7 instead of 10.0; two panels in registers 10.2; a ring in shared memory, filled by cp.async, 12.3:
- * 103 instructions a group instead of 75. */
+ * linear_few.cu, load together and then decode together. Weights go straight to registers: a ring in shared memory
+ * takes a third more instructions. Same slices, a warp each, and same sums. */
 #include "ops/cuda/product.h"
 
 enum {

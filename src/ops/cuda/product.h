@@ -24,10 +24,13 @@ typedef struct td_product {
     size_t sums_stride;
 } td_product;
 
-/* linear_few.cu: up to TD_FEW_ROWS rows. linear_many.cu: any number; q4 with p->sums filled by td_product_sums(). apart: bf16,
- * one matrix of so few outputs that its tiles would leave most of the GPU idle: every slice has tiles of its own, in `shares`
- * ([slices][n_rows][out]); whether it is for this shape and so many bytes, and then it did.
- * linear_turns.cu: q4, one matrix; whether it is for this shape, and then it did. All give a row the same bits. */
+/* All give a row the same bits.
+ *   few    linear_few.cu: up to TD_FEW_ROWS rows
+ *   many   linear_many.cu: any number; q4 with p->sums filled by td_product_sums()
+ *   apart  linear_many.cu: bf16, one matrix of so few outputs that its tiles would leave most of the GPU idle; every
+ *          slice has tiles of its own, in `shares` ([slices][n_rows][out])
+ *   turns  linear_turns.cu: q4, one matrix of many panels, up to eight rows
+ * The last two say whether they are for this shape; then they have enqueued it. */
 void td_product_few(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch);
 void td_product_many(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch);
 bool td_product_apart(const td_cuda_dev *dev, td_format format, const td_product *p, float *shares,

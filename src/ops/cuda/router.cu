@@ -123,8 +123,7 @@ static TD_DEVICE void share(const router_call &a, const router_few &f, int unit)
     const td_bf16 *x = f.x + (size_t)min(g, a.n_rows - 1) * f.in + first * TD_TILE_IN + 8 * t;
     int left = f.in - first * TD_TILE_IN - 8 * t; /* inputs from x on */
     float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    if (left >= (FEW_GROUPS - 1) * TD_TILE_IN + 40 &&
-        n == FEW_GROUPS) { /* no branch in the way of x, as in linear.cu */
+    if (left >= (FEW_GROUPS - 1) * TD_TILE_IN + 40 && n == FEW_GROUPS) { /* no branch in the way of x: linear_few.cu */
 #pragma unroll
         for (int i = 0; i < FEW_GROUPS; i++) group_product(raw[i], x + i * TD_TILE_IN, true, true, c);
     } else {
