@@ -124,6 +124,29 @@ template <int KIND> static TD_DEVICE void load_x(const td_bf16 *x, int group, bo
     }
 }
 
+/* The warps' slices added in order, through shared memory, into z. */
+template <int NT>
+static TD_DEVICE void add_slices(const product &p, const td_item &item, int per_block, const float acc[COLUMNS][NT][4],
+                                 float (*red)[8 * NT][STRIP])
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) red[warp][8 * nt + 2 * t + i % 2][16 * c + g + i / 2 * 8] = acc[c][nt][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < per_block * item.n * STRIP; i += 32 * WARPS) {
+        int o = i % STRIP, r = i / STRIP % item.n, q = i / STRIP / item.n,
+            out = (blockIdx.x * per_block + q) * STRIP + o;
+        if (out >= p.a.n) continue;
+        float sum = 0.0f;
+        for (int s = 0; s < p.slices; s++) sum += red[q * p.slices + s][r][o];
+        p.a.z[(size_t)(item.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] = sum;
+    }
+}
+
 /* NT: tiles of eight picks. */
 template <int KIND, int NT>
 static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT == 1 ? 3 : 2) k_experts_few(product p)
@@ -133,7 +156,7 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT =
     if ((int)blockIdx.z >= *p.a.n_items) return;
     const td_item item = p.a.items[blockIdx.z];
     const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
     int per_block = WARPS / p.slices, slice = warp % p.slices, strip = blockIdx.x * per_block + warp / p.slices;
     int group = p.groups * slice / p.slices, end = p.groups * (slice + 1) / p.slices;
     const td_bf16 *x = p.a.x + blockIdx.y * p.a.x_matrix + (size_t)(item.first + g) * p.a.x_stride;
@@ -179,21 +202,7 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 && NT =
             if (KIND == TD_GPU_MCG4 && more) words[c] = td_load_stream(w + c * WORDS_BYTES);
         }
     }
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++)
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) red[warp][8 * nt + 2 * t + i % 2][16 * c + g + i / 2 * 8] = acc[c][nt][i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < per_block * item.n * STRIP; i += 32 * WARPS) {
-        int o = i % STRIP, r = i / STRIP % item.n, q = i / STRIP / item.n,
-            out = (blockIdx.x * per_block + q) * STRIP + o;
-        if (out >= p.a.n) continue;
-        float sum = 0.0f;
-        for (int s = 0; s < p.slices; s++) sum += red[q * p.slices + s][r][o];
-        p.a.z[(size_t)(item.first + r) * p.a.z_stride + (size_t)blockIdx.y * p.a.n + out] = sum;
-    }
+    add_slices<NT>(p, item, per_block, acc, red);
 }
 
 /* Rows of x lie 128 bytes apart in a stage, their 16-byte pieces exchanged so that eight rows' same piece meets all

@@ -35,6 +35,29 @@ static TD_DEVICE void few_group(const uint4 *raw, uint2 pair, const uint32_t b[N
     }
 }
 
+/* The warps' slices added in order, through shared memory, into y. */
+template <int FORMAT, int NT>
+static TD_DEVICE void add_slices(const td_product &p, int batch, int row0, int per_block, const float acc[NT][4],
+                                 float (*red)[8 * NT][TD_TILE_OUT + 1])
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) red[warp][8 * nt + 2 * t + i % 2][g + i / 2 * 8] = acc[nt][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < per_block * 8 * NT * TD_TILE_OUT; i += 32 * WARPS) {
+        int o = i % TD_TILE_OUT, row = i / TD_TILE_OUT % (8 * NT), q = i / TD_TILE_OUT / (8 * NT);
+        int out_panel = blockIdx.x * per_block + q, out = out_panel * TD_TILE_OUT + o;
+        if (out >= p.out || row0 + row >= p.n_rows) continue;
+        float sum = 0.0f;
+        for (int s = 0; s < p.slices; s++) sum += red[q * p.slices + s][row][o];
+        if (FORMAT == TD_W_FP8)
+            sum *= ((const float *)(p.w + batch * p.w_batch + (size_t)out_panel * p.panel_bytes))[o];
+        td_product_store(p, batch, row0 + row, out, sum);
+    }
+}
+
 /* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
  * FULL_GROUPS: no group has inputs beyond `in`. WHOLE_SLICES: also, every slice is a multiple of UNROLL groups, and
  * exactly UNROLL with q4 (nothing walks, which saves registers). So no branch keeps the loads of x from going ahead of
@@ -92,21 +115,7 @@ static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT ==
         }
         if (WHOLE && FORMAT == TD_W_Q4) break;
     }
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) red[warp][8 * nt + 2 * t + i % 2][g + i / 2 * 8] = acc[nt][i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < per_block * 8 * NT * TD_TILE_OUT; i += 32 * WARPS) {
-        int o = i % TD_TILE_OUT, row = i / TD_TILE_OUT % (8 * NT), q = i / TD_TILE_OUT / (8 * NT);
-        int out_panel = blockIdx.x * per_block + q, out = out_panel * TD_TILE_OUT + o;
-        if (out >= p.out || row0 + row >= p.n_rows) continue;
-        float sum = 0.0f;
-        for (int s = 0; s < p.slices; s++) sum += red[q * p.slices + s][row][o];
-        if (FORMAT == TD_W_FP8)
-            sum *= ((const float *)(p.w + batch * p.w_batch + (size_t)out_panel * p.panel_bytes))[o];
-        td_product_store(p, batch, row0 + row, out, sum);
-    }
+    add_slices<FORMAT, NT>(p, batch, row0, per_block, acc, red);
 }
 
 /* slice_groups: of every slice, 0 when they differ or the last group is not full. */
