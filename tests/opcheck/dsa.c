@@ -328,7 +328,7 @@ void oc_select(oc_ctx *oc)
         }
         if (!oc->real) continue;
         check_select(oc, f, 32, 512, 20000, 70, PLAIN);
-        check_select(oc, f, 32, 512, 150000, 70, PLAIN); /* 64 rows share keys on 132 multiprocessors */
+        check_select(oc, f, 32, 512, 150000, 70, PLAIN); /* rows share keys */
         check_select(oc, f, 32, 512, (1 << 20) - 4, 3, PLAIN);
         check_select(oc, f, 4, 512, 300000, 290, PLAIN); /* many rows share keys */
         for (int what = PLAIN; what <= ODD_WEIGHTS; what++)
