@@ -46,7 +46,7 @@ typedef struct td_dev_limits {
     int64_t patience_ns;    /* a GPU that does not come to an end for so long is hung; 0: TD_DEV_PATIENCE_NS */
 } td_dev_limits;
 
-#define TD_DEV_PATIENCE_NS 30000000000ll /* nothing that is enqueued between two waits takes a tenth of it */
+#define TD_DEV_PATIENCE_NS 30000000000ll /* between two waits at most a prompt chunk is enqueued */
 
 typedef struct td_dev td_dev;
 

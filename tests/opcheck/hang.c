@@ -40,6 +40,7 @@ void oc_hang(oc_ctx *oc)
     start = td_now_ns();
     oc_expect(oc, td_dev_sync(dev, &err) == TD_ECUDA && strstr(err.text, "hangs"), "the next wait says so again");
     oc_expect(oc, td_dev_upload(dev, partials, oc->what, 16) == TD_ECUDA, "an upload fails");
+    oc_expect(oc, td_dev_download(dev, oc->what, partials, 16) == TD_ECUDA, "and a download");
     td_dev_free(dev, partials, 2 * PART + 256);
     td_dev_host_free(dev, slots, 2 * PART);
     td_dev_host_free(dev, bell, sizeof(td_bell));

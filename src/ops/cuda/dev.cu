@@ -99,8 +99,10 @@ static td_status cuda_upload(td_dev *base, void *dst, const void *src, size_t n_
 {
     td_cuda_dev *dev = td_cuda(base);
     td_cuda_join_all(dev);
+    td_status status = td_cuda_wait(dev, NULL, "upload"); /* from ordinary memory the copy itself waits, without end */
+    if (status != TD_OK) return status;
     cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyHostToDevice, dev->stream);
-    td_status status = td_cuda_done(dev, error, "upload");
+    status = td_cuda_done(dev, error, "upload");
     return status == TD_OK ? td_cuda_wait(dev, NULL, "upload") : status; /* src may be pinned: it is read until here */
 }
 
@@ -108,8 +110,10 @@ static td_status cuda_download(td_dev *base, void *dst, const void *src, size_t 
 {
     td_cuda_dev *dev = td_cuda(base);
     td_cuda_join_all(dev);
+    td_status status = td_cuda_wait(dev, NULL, "download"); /* as above */
+    if (status != TD_OK) return status;
     cudaError_t error = cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDeviceToHost, dev->stream);
-    td_status status = td_cuda_done(dev, error, "download");
+    status = td_cuda_done(dev, error, "download");
     return status == TD_OK ? td_cuda_wait(dev, NULL, "download") : status;
 }
 

@@ -370,22 +370,20 @@ bool td_cuda_experts_few_fits(const td_experts_call *a)
            ITEM * (a->dim / BLOCK) <= TD_COUNTERS_EXPERTS - COUNTERS_IN;
 }
 
-template <int W> static void launch(td_cuda_dev *dev, const td_experts_call *a, bool join)
+template <int W> static td_status launch(td_cuda_dev *dev, const td_experts_call *a, bool join)
 {
     int slices_in = td_expert_slices(a->dim), slices_out = td_expert_slices(a->width);
     unsigned picks = (unsigned)a->picks, outputs_in = W / slices_in * STRIP, outputs_out = W / slices_out * STRIP;
     dim3 in(td_ceil_div((size_t)a->width, outputs_in), 2, picks),
         out(td_ceil_div((size_t)a->dim, outputs_out), 1, picks);
     td_launch_as(W == WARPS_ALONE, dev, k_experts_few_in<W>, in, 32 * W, 0, *a, slices_in);
-    if (join) td_cuda_join(&dev->base);
+    td_status status = join ? td_cuda_join(&dev->base) : TD_OK;
+    if (status != TD_OK) return status;
     td_launch_as(W == WARPS_ALONE, dev, k_experts_few_out<W>, out, 32 * W, 0, *a, slices_out);
+    return td_cuda_launched(dev, "experts");
 }
 
 td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a, bool join)
 {
-    if (a->n_rows <= ROWS_ALONE)
-        launch<WARPS_ALONE>(dev, a, join);
-    else
-        launch<WARPS>(dev, a, join);
-    return td_cuda_launched(dev, "experts");
+    return a->n_rows <= ROWS_ALONE ? launch<WARPS_ALONE>(dev, a, join) : launch<WARPS>(dev, a, join);
 }

@@ -9,6 +9,7 @@ enum {
     UNITS = 2,         /* 16-byte pieces a thread, as long as blocks may become more */
     AT_ONCE = 8,       /* that are on their way where there are more */
     BLOCKS_MAX = 128,  /* all of them wait at once: they must fit at once */
+    SM_LEFT = 4,       /* multiprocessors without one of them, for another rank's kernels on the same GPU */
     PIECE = 8192,      /* bytes that L2 is asked for at once */
     FETCHING_MAX = 64, /* blocks that ask; 16 take longer than 8 us for half of an H200's L2 */
     FETCH_NS = 8000,   /* less than an exchange takes */
@@ -177,7 +178,8 @@ td_status td_cuda_gather(td_dev *base, const td_gather_args *a)
     if (a->n_bytes % sizeof(uint4) || a->rank < 0 || a->rank > 1 || a->loopback_ns < 0) return TD_EINVAL;
     if (!a->n_bytes) return TD_OK;
     unsigned blocks = td_ceil_div(a->n_bytes / sizeof(uint4), (size_t)UNITS * THREADS);
-    blocks = blocks < BLOCKS_MAX ? blocks : (unsigned)BLOCKS_MAX;
+    int most = dev->n_sm - SM_LEFT < BLOCKS_MAX ? dev->n_sm - SM_LEFT : (int)BLOCKS_MAX;
+    if (blocks > (unsigned)most) blocks = (unsigned)most;
     td_gather_args g = *a;
     unsigned fetching = limit_next(dev, g.next);
     if (a->bell)

@@ -96,6 +96,8 @@ td_status td_cuda_product(td_cuda_dev *dev, const td_cuda_product_args *a)
     if (a->in > IN_MAX || a->n_rows > dev->limits.rows) return TD_EINVAL;
     bool aligned = (((uintptr_t)a->x | a->x_stride * sizeof(td_bf16) | a->x_batch * sizeof(td_bf16)) & 15) == 0;
     if (!aligned && a->n_batch != 1) return TD_EINVAL;
+    bool takes_scratch = !aligned || (a->format == TD_W_Q4 && a->n_rows > TD_FEW_ROWS);
+    if (takes_scratch && !dev->scratch) return TD_EINVAL;                                           /* on a branch */
     float *room = dev->scratch ? (float *)(void *)(dev->scratch + sums_bytes(&dev->limits)) : NULL; /* the copy's */
     return aligned ? run(dev, a->format, &p, a->n_batch, room) : run_copied(dev, a->format, &p);
 }
