@@ -4,8 +4,8 @@
     compare_replies.py URL_A URL_B [N]         N questions (300) of the kinds that the demo model answers, greedily
     compare_replies.py URL_A URL_B FILE.json   conversations: a list of [messages, reasoning effort]
 
-For replies that part, prints where, and how far apart B's two best tokens were there (natural log): a gap near zero is a near
-tie that rounding decides, a wide one is a difference to look into. Exit code 1 when fewer than 97 % are equal.
+For replies that part, prints where, and how far apart the two best tokens were there, of A and of B (natural log): a gap near
+zero is a near tie that rounding decides, a wide one of B's, which is what is counted, is a difference to look into. Exit code 1 when fewer than 97 % are equal.
 """
 import concurrent.futures
 import json
@@ -57,9 +57,9 @@ def main():
             continue
         for x, y in zip(tokens_a, tokens_b):
             if x["token"] != y["token"]:
-                gap = y["top_logprobs"][0]["logprob"] - y["top_logprobs"][1]["logprob"]
-                wide += gap >= 0.05
-                print(f"parted: {job}: {x['token']!r} and {y['token']!r}, gap {gap:.4f}")
+                gaps = [best["logprob"] - second["logprob"] for best, second in (x["top_logprobs"], y["top_logprobs"])]
+                wide += gaps[1] >= 0.05
+                print(f"parted: {job}: {x['token']!r} and {y['token']!r}, gaps {gaps[0]:.4f} and {gaps[1]:.4f}")
                 break
     print(f"{equal} of {n} replies equal ({100 * equal / n:.1f} %), {wide} parted at a gap of 0.05 or more")
     return equal < 0.97 * n
