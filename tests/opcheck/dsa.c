@@ -132,7 +132,7 @@ static td_status run_store(oc_ctx *oc, int side, const store *s, const pool *p, 
 
 static void check_store(oc_ctx *oc, td_kv_format format, int q_lora, int rows)
 {
-    oc_case(oc, "%s, q_lora %d, %d rows", format == TD_KV_FP8 ? "fp8" : "act", q_lora, rows);
+    if (!oc_case(oc, "%s, q_lora %d, %d rows", format == TD_KV_FP8 ? "fp8" : "act", q_lora, rows)) return;
     pool p = make_pool(oc, format, 4096, KV_LORA, true);
     store s = { .q_lora = q_lora, .stride = (size_t)q_lora + KV_LORA + 2 * TD_HEAD + 3 };
     size_t all = (size_t)rows + 3;
@@ -258,8 +258,9 @@ static bool is_odd(scene what, int row)
 static void check_select(oc_ctx *oc, td_kv_format format, int heads, int top, int64_t pos, int rows, scene what)
 {
     static const char *const names[] = { "", ", equal keys", ", odd weights" };
-    oc_case(oc, "%s, %d heads, %d pools, %d rows at %lld%s", format == TD_KV_FP8 ? "fp8" : "act", heads, top, rows,
-            (long long)pos, names[what]);
+    if (!oc_case(oc, "%s, %d heads, %d pools, %d rows at %lld%s", format == TD_KV_FP8 ? "fp8" : "act", heads, top, rows,
+                 (long long)pos, names[what]))
+        return;
     pool p = make_pool(oc, format, pos + rows, 0, true);
     if (what == EQUAL_KEYS) {
         size_t n = row_bytes(format, TD_HEAD);
@@ -416,8 +417,9 @@ typedef enum sizes { SAME_SIZES, ALL_SIZES } sizes;
 static void check_attend(oc_ctx *oc, td_kv_format format, int heads, int top, int64_t pos, int rows, int kv_lora,
                          sizes of)
 {
-    oc_case(oc, "%s, %d heads of %d, %d pools, %d rows at %lld%s", format == TD_KV_FP8 ? "fp8" : "act", heads, kv_lora,
-            top, rows, (long long)pos, of == ALL_SIZES ? ", all sizes" : "");
+    if (!oc_case(oc, "%s, %d heads of %d, %d pools, %d rows at %lld%s", format == TD_KV_FP8 ? "fp8" : "act", heads,
+                 kv_lora, top, rows, (long long)pos, of == ALL_SIZES ? ", all sizes" : ""))
+        return;
     pool p = make_pool(oc, format, pos + rows, kv_lora, false);
     size_t all = (size_t)rows + 2;
     attention t = { .heads = heads, .top = top, .q_stride = (size_t)heads * 256 + 8 };

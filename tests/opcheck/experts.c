@@ -138,8 +138,9 @@ static void check(oc_ctx *oc, int n_experts, int dim, int width, int top_k, int 
 {
     layer *l = (layer *)calloc(1, sizeof *l);
     td_check(l && n_experts <= EXPERTS_MAX);
-    oc_case(oc, "%d experts [%d][%d], top %d, %s %.1f bits%s", n_experts, width, dim, top_k,
-            bits2 ? td_exl3_codebook_name(codebook) : "plain", bits2 / 2.0, shared ? ", shared" : "");
+    if (!oc_case(oc, "%d experts [%d][%d], top %d, %s %.1f bits%s", n_experts, width, dim, top_k,
+                 bits2 ? td_exl3_codebook_name(codebook) : "plain", bits2 / 2.0, shared ? ", shared" : ""))
+        return;
     l->n_experts = n_experts;
     l->dim = dim;
     l->width = width;
@@ -165,7 +166,7 @@ static void check_states(oc_ctx *oc)
     uint32_t *got = (uint32_t *)calloc(OC_STATE_WORDS * 4, sizeof *got);
     const char *why;
     td_check(got);
-    oc_case(oc, "all states of mcg, 4 bits");
+    if (!oc_case(oc, "all states of mcg, 4 bits")) return;
     oc_begin(oc, "bits");
     if (!oc_gpu_states(got, &why)) oc_fail(oc, "%s", why);
     for (uint32_t i = 0; oc->now.ok && i < OC_STATE_WORDS * 8; i++) {

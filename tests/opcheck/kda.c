@@ -129,7 +129,7 @@ static int feed(oc_ctx *oc, const layer *l, int slot, int pos, int parity, bool 
 
 static void check_serial(oc_ctx *oc, int heads, int rows)
 {
-    oc_case(oc, "%d heads, a window of %d rows", heads, rows);
+    if (!oc_case(oc, "%d heads, a window of %d rows", heads, rows)) return;
     layer l = make(oc, heads);
     oc_window w;
     int other = rows > 3 ? 3 : 1;
@@ -175,7 +175,7 @@ static void check_serial_bits(oc_ctx *oc, int heads, int rows)
 {
     int ones[TD_WINDOW_MAX], keep = 1 + oc_below(oc, rows - 1);
     size_t n_bytes;
-    oc_case(oc, "%d heads: %d rows at once == one by one; replay of %d", heads, rows, keep);
+    if (!oc_case(oc, "%d heads: %d rows at once == one by one; replay of %d", heads, rows, keep)) return;
     layer l = make(oc, heads);
     oc_window w;
     td_segment s = { .n_rows = rows, .pos = 30, .slot = 2, .parity = 0 };
@@ -210,7 +210,7 @@ static void check_serial_bits(oc_ctx *oc, int heads, int rows)
 static void check_beside(oc_ctx *oc, int heads)
 {
     static const int counts[SLOTS] = { 1, 2, 1, 1, 3 };
-    oc_case(oc, "%d heads, five short segments in a window == each alone", heads);
+    if (!oc_case(oc, "%d heads, five short segments in a window == each alone", heads)) return;
     layer l = make(oc, heads);
     oc_window w;
     td_segment segments[SLOTS];
@@ -239,7 +239,7 @@ static void check_beside(oc_ctx *oc, int heads)
 
 static void check_chunked(oc_ctx *oc, int heads, int rows)
 {
-    oc_case(oc, "%d heads, a prompt of %d rows beside others", heads, rows);
+    if (!oc_case(oc, "%d heads, a prompt of %d rows beside others", heads, rows)) return;
     layer l = make(oc, heads);
     oc_window w;
     td_segment segments[3] = { { .n_rows = 2, .pos = 9, .slot = 1, .parity = 1 },
@@ -256,7 +256,7 @@ static void check_cuts(oc_ctx *oc, int heads)
     static const int whole[] = { 200 }, cuts[][4] = { { 64, 64, 64, 8 }, { 128, 72, 0, 0 }, { 64, 136, 0, 0 } };
     static const int n_cuts[] = { 4, 2, 2 };
     size_t n_bytes;
-    oc_case(oc, "%d heads: a prompt of 200 rows cut on the grid", heads);
+    if (!oc_case(oc, "%d heads: a prompt of 200 rows cut on the grid", heads)) return;
     layer l = make(oc, heads);
     restore(oc, &l);
     int parity = feed(oc, &l, 1, 64, 0, true, 0, whole, 1);
@@ -280,7 +280,7 @@ static void check_following(oc_ctx *oc, int heads)
 {
     enum { ROWS = 200, LAST = 150 };
     static const int whole[] = { ROWS }, part[] = { LAST };
-    oc_case(oc, "%d heads: %d rows of a prompt of %d", heads, LAST, ROWS);
+    if (!oc_case(oc, "%d heads: %d rows of a prompt of %d", heads, LAST, ROWS)) return;
     layer l = make(oc, heads);
     td_bf16 *proj = (td_bf16 *)(void *)l.proj->cpu;
     for (size_t i = LAST * l.proj_stride; i < ROWS * l.proj_stride; i++)
@@ -304,7 +304,7 @@ typedef enum hard { FORGETS, SAME_KEYS, WIDE_VALUES } hard;
 static void check_hard(oc_ctx *oc, hard kind, const char *name)
 {
     enum { HEADS = 2, ROWS = 257 };
-    oc_case(oc, "%d heads, a prompt of %d rows: %s", HEADS, ROWS, name);
+    if (!oc_case(oc, "%d heads, a prompt of %d rows: %s", HEADS, ROWS, name)) return;
     layer l = make(oc, HEADS);
     td_bf16 *proj = (td_bf16 *)(void *)l.proj->cpu, *f = (td_bf16 *)(void *)l.f->cpu;
     if (kind != WIDE_VALUES) /* every decay e^-5; none */
@@ -334,7 +334,7 @@ static void check_hard(oc_ctx *oc, hard kind, const char *name)
 static void check_long(oc_ctx *oc)
 {
     enum { ROWS = 384, TURNS = 50 };
-    oc_case(oc, "a head, a prompt of %d rows", ROWS * TURNS);
+    if (!oc_case(oc, "a head, a prompt of %d rows", ROWS * TURNS)) return;
     layer l = make(oc, 1);
     td_bf16 *f = (td_bf16 *)(void *)l.f->cpu;
     for (size_t i = 0; i < ROWS * l.width; i++) f[i] = td_f32_bf16(-8.0f);

@@ -47,7 +47,7 @@ static void rows_alone(oc_ctx *oc, const oc_weight *w, const buffers *b)
 
 static void check(oc_ctx *oc, td_format format, int out, int in, bool f32)
 {
-    oc_case(oc, "%s [%d][%d]%s", format_names[format], out, in, f32 ? " fp32" : "");
+    if (!oc_case(oc, "%s [%d][%d]%s", format_names[format], out, in, f32 ? " fp32" : "")) return;
     oc_weight w = oc_random_weight(oc, format, out, in);
     buffers b = { .x_stride = (size_t)in + (f32 ? PAD : 2), .f32 = f32 };
     b.y_stride = (size_t)out + (out % 32 ? 3 : 4); /* rows that may be stored four values at a time, and others */
@@ -79,7 +79,7 @@ void oc_linear(oc_ctx *oc)
 /* y = W e_i gives the packed values themselves: the same bits, so the same scales and codes. */
 static void check_values(oc_ctx *oc, td_format format, int out, int in, int kind)
 {
-    oc_case(oc, "%s values [%d][%d] kind %d", format_names[format], out, in, kind);
+    if (!oc_case(oc, "%s values [%d][%d] kind %d", format_names[format], out, in, kind)) return;
     td_bf16 *rows = oc_host_bf16(oc, (size_t)out * (size_t)in, kind == 1 ? 1e-30f : 1.0f);
     if (kind == 2) memset(rows, 0, (size_t)out * (size_t)in * sizeof *rows);
     if (kind == 3) rows[in + 3] = td_f32_bf16(1e30f); /* one outlier */
@@ -100,7 +100,7 @@ static void check_values(oc_ctx *oc, td_format format, int out, int in, int kind
  * between: what a loader does. */
 static void check_refilled(oc_ctx *oc, td_format format, int out, int in, int group)
 {
-    oc_case(oc, "%s [%d][%d] in groups of %d", format_names[format], out, in, group);
+    if (!oc_case(oc, "%s [%d][%d] in groups of %d", format_names[format], out, in, group)) return;
     size_t n = (size_t)group * (size_t)in;
     oc_weight w;
     for (int side = 0; side < OC_SIDES; side++) {

@@ -43,6 +43,11 @@ static const td_setting table[] = {
       .max = 9007199254740992.0,
       .value = "N",
       .help = "of the random inputs" },
+    { .name = "part",
+      .kind = TD_SETTING_TEXT,
+      .fallback = "0/1",
+      .value = "K/N",
+      .help = "every N-th case of an operation, from the K-th on: for slow tools, and for several processes" },
     { .name = "gpu",
       .kind = TD_SETTING_INT,
       .fallback = "0",
@@ -101,6 +106,14 @@ static td_status choose(const td_settings *settings, bool chosen[N_OPS], td_erro
     return TD_OK;
 }
 
+static td_status read_part(const char *text, oc_ctx *oc, td_error *err)
+{
+    char rest;
+    if (sscanf(text, "%d/%d%c", &oc->part, &oc->n_parts, &rest) == 2 && oc->part >= 0 && oc->part < oc->n_parts)
+        return TD_OK;
+    return td_fail(err, TD_EINVAL, "--part: '%s' is not K/N with K from 0 to N - 1", text);
+}
+
 static int run(oc_ctx *oc, const bool chosen[N_OPS])
 {
     oc_report_begin(oc);
@@ -148,6 +161,8 @@ int td_cli_opcheck(int argc, char **argv)
         return TD_EXIT_OK;
     }
     static oc_ctx oc; /* too large for the stack; one a process */
+    status = read_part(td_settings_text(&settings, "part"), &oc, &err);
+    if (status) return fail(status, &err);
     const char *shapes = td_settings_text(&settings, "shapes");
     oc.first_seed = (uint64_t)td_settings_int(&settings, "seed");
     oc.demo = strcmp(shapes, "real") != 0;

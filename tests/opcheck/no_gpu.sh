@@ -26,6 +26,7 @@ expect 1 "--backend cuda: the NVIDIA driver lists no GPU" env FAKE_DRIVER=99000 
 expect 1 "the NVIDIA driver is not ready yet" env FAKE_DRIVER=99000 FAKE_INIT=802 "${serve[@]}" --backend cuda
 expect 1 "restart the machine" env FAKE_DRIVER=99000 FAKE_INIT=803 "${serve[@]}" --backend cuda
 expect 1 "no NVIDIA driver is installed" env FAKE_DRIVER=0 "$tandem" opcheck
+expect 2 "--part: '3/2' is not K/N" env FAKE_DRIVER=0 "$tandem" opcheck --part 3/2
 expect 1 "no NVIDIA driver is installed" env FAKE_DRIVER=0 "$tandem" plan --model models/demo --backend cuda
 # auto takes the CPU and says why; timeout ends it with SIGTERM, which is a clean stop
 expect 0 "on the CPU: no NVIDIA driver is installed" timeout --preserve-status 2 env FAKE_DRIVER=0 "${serve[@]}"

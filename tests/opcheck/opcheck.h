@@ -47,6 +47,7 @@ typedef struct oc_ctx {
     uint64_t seed, first_seed;
     bool demo, real; /* which shapes */
     bool json, verbose;
+    int part, n_parts; /* of an operation's cases, every n_parts-th is checked */
     bool once;         /* benchmarks run their operation once: for a profiler */
     const char *bench; /* the group of benchmarks, or "all" */
     const char *op;
@@ -57,7 +58,7 @@ typedef struct oc_ctx {
     /* report.c */
     bool open;     /* `now` is a check that has begun */
     oc_result now; /* ended by the next one */
-    int n_checks, n_failed, op_checks, op_failed;
+    int n_checks, n_failed, op_checks, op_failed, op_cases;
     double worst; /* largest error over its bound, of the operation, and where */
     oc_result worst_result;
     char worst_case[160];
@@ -96,8 +97,8 @@ void oc_op_begin(oc_ctx *oc, const char *op);
 void oc_op_end(oc_ctx *oc);
 void oc_report_time(oc_ctx *oc, const char *name, int rows, double us, double gb_s, double of_copy, double tflops);
 
-/* Names the case that follows; printf. */
-void oc_case(oc_ctx *oc, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Names the case that follows; printf. False: it is another part's (--part), to be left out. */
+bool oc_case(oc_ctx *oc, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Begins a check, which passes unless oc_fail() follows before the next one. oc_expect: begin and end in one. */
 void oc_begin(oc_ctx *oc, const char *name);

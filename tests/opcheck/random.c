@@ -8,7 +8,7 @@
 
 static void check_values(oc_ctx *oc, td_random_kind kind, int width, size_t n, size_t n_bytes)
 {
-    oc_case(oc, "kind %d, %zu of width %d", (int)kind, n, width);
+    if (!oc_case(oc, "kind %d, %zu of width %d", (int)kind, n, width)) return;
     oc_buf *b = oc_new(oc, "values", n_bytes);
     td_status status[OC_SIDES];
     td_random_args args = { .kind = kind, .seed = oc_rand(oc), .scale = 0.25f, .width = width, .n = n };
@@ -32,7 +32,7 @@ static void same_on_gpu(oc_ctx *oc, const oc_buf *from_host, const oc_buf *from_
 
 static void check_weight(oc_ctx *oc, td_format format, int out, int in, int in_all, int in0)
 {
-    oc_case(oc, "format %d [%d][%d of %d]", (int)format, out, in, in_all);
+    if (!oc_case(oc, "format %d [%d][%d of %d]", (int)format, out, in, in_all)) return;
     const td_ops *ops = &oc->ops[OC_GPU];
     size_t n_bytes = ops->weight_bytes(format, out, in);
     oc_buf *rows = oc_acts(oc, "rows", (size_t)out * (size_t)in_all, 1.0f), *packed[OC_SIDES];
@@ -51,7 +51,7 @@ static void check_weight(oc_ctx *oc, td_format format, int out, int in, int in_a
 
 static void check_kv_b(oc_ctx *oc, int n_heads, int dim, int lora)
 {
-    oc_case(oc, "kv_b of %d heads", n_heads);
+    if (!oc_case(oc, "kv_b of %d heads", n_heads)) return;
     const td_ops *ops = &oc->ops[OC_GPU];
     size_t n_bytes = ops->kv_b_bytes(oc->dev[OC_GPU], n_heads, dim, dim, lora);
     oc_buf *rows = oc_acts(oc, "rows", 2 * (size_t)n_heads * (size_t)dim * (size_t)lora, 1.0f), *packed[OC_SIDES];
@@ -69,7 +69,7 @@ static void check_kv_b(oc_ctx *oc, int n_heads, int dim, int lora)
 static void check_exl3(oc_ctx *oc, int bits2, td_exl3_codebook codebook)
 {
     enum { K = 512, N = 640, K0 = 128, K1 = 384, N0 = 256, N1 = 640 };
-    oc_case(oc, "exl3 of %d half bits, %s", bits2, td_exl3_codebook_name(codebook));
+    if (!oc_case(oc, "exl3 of %d half bits, %s", bits2, td_exl3_codebook_name(codebook))) return;
     size_t n_trellis = td_exl3_trellis_bytes(K, N, bits2), n_bytes = td_exl3_bytes(K1 - K0, N1 - N0, bits2);
     oc_buf *words = oc_new(oc, "words", n_trellis), *scales = oc_new(oc, "scales", 2 * (K + N)), *packed[OC_SIDES];
     for (size_t i = 0; i < n_trellis; i++) words->cpu[i] = (unsigned char)oc_rand(oc);
@@ -98,7 +98,7 @@ static void check_marks(oc_ctx *oc)
     td_marks *marks;
     td_error err;
     double flops = 0;
-    oc_case(oc, "marks");
+    if (!oc_case(oc, "marks")) return;
     td_status status = td_marks_create(oc->dev[OC_GPU], 3, &marks, &err);
     oc_expect(oc, status == TD_OK, "marks are made");
     if (status) return;

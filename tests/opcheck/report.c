@@ -40,14 +40,16 @@ static void member_double(td_json_writer *w, const char *name, double x)
 
 /* ---- checks ---- */
 
-void oc_case(oc_ctx *oc, const char *fmt, ...)
+bool oc_case(oc_ctx *oc, const char *fmt, ...)
 {
     va_list list;
     oc_end(oc);
     va_start(list, fmt);
     vsnprintf(oc->what, sizeof oc->what, fmt, list);
     va_end(list);
-    if (oc->verbose) fprintf(stderr, "%s: %s\n", oc->op, oc->what);
+    bool ours = oc->op_cases++ % oc->n_parts == oc->part;
+    if (oc->verbose) fprintf(stderr, "%s: %s%s\n", oc->op, oc->what, ours ? "" : ", left to another part");
+    return ours;
 }
 
 void oc_begin(oc_ctx *oc, const char *name)
@@ -99,8 +101,10 @@ void oc_fail(oc_ctx *oc, const char *fmt, ...)
     if (oc->now.ok) memcpy(oc->now.detail, text, sizeof text);
     oc->now.ok = false;
     if (oc->json || oc->n_failed + oc->op_failed >= FAILURES_SHOWN) return;
-    printf("FAILED %s [%s] %s: %s   (--op %s --seed %llu)\n", oc->op, oc->what, oc->now.name, text, oc->op,
+    printf("FAILED %s [%s] %s: %s   (--op %s --seed %llu", oc->op, oc->what, oc->now.name, text, oc->op,
            (unsigned long long)oc->first_seed);
+    if (oc->n_parts > 1) printf(" --part %d/%d", oc->part, oc->n_parts);
+    printf(")\n");
     fflush(stdout);
 }
 
@@ -117,7 +121,7 @@ void oc_op_begin(oc_ctx *oc, const char *op)
 {
     oc->op = op;
     oc->what[0] = '\0';
-    oc->op_checks = oc->op_failed = 0;
+    oc->op_checks = oc->op_failed = oc->op_cases = 0;
     oc->worst = 0.0;
     oc->op_start_s = now_s();
 }

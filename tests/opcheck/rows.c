@@ -10,7 +10,7 @@ enum { N_COUNTS = sizeof row_counts / sizeof *row_counts };
 
 static void check_embed(oc_ctx *oc, int rows, int dim, int streams)
 {
-    oc_case(oc, "embed %d rows of %d, %d streams", rows, dim, streams);
+    if (!oc_case(oc, "embed %d rows of %d, %d streams", rows, dim, streams)) return;
     enum { VOCAB = 900, MEDIA = 5 }; /* ids up to 999: some are outside */
     oc_window w;
     td_segment s = { .n_rows = rows };
@@ -41,7 +41,7 @@ static void check_embed(oc_ctx *oc, int rows, int dim, int streams)
 
 static void check_norm(oc_ctx *oc, int rows, int dim)
 {
-    oc_case(oc, "rmsnorm %d rows of %d", rows, dim);
+    if (!oc_case(oc, "rmsnorm %d rows of %d", rows, dim)) return;
     size_t xs = (size_t)dim + 8, ys = (size_t)dim + 2;
     int32_t *pick = (int32_t *)calloc((size_t)rows + 1, sizeof *pick);
     for (int r = 0; r < rows; r++) pick[r] = oc_below(oc, rows);
@@ -70,7 +70,7 @@ static void check_elements(oc_ctx *oc, int rows, int dim)
 {
     size_t n = (size_t)rows * (size_t)dim;
     td_status status[OC_SIDES];
-    oc_case(oc, "stream_mean, residual, swiglu: %d rows of %d", rows, dim);
+    if (!oc_case(oc, "stream_mean, residual, swiglu: %d rows of %d", rows, dim)) return;
     oc_buf *streams = oc_acts(oc, "streams", 4 * n, 2.0f), *mean = oc_new(oc, "mean", n * sizeof(td_bf16));
     oc_buf *partials = oc_floats(oc, "partials", TD_SHARDS * n, 0.0f, 1.0f), *x = oc_acts(oc, "x", n, 1.0f);
     oc_buf *gate_up = oc_acts(oc, "gate_up", 2 * n, 14.0f), *y = oc_new(oc, "y", n * sizeof(td_bf16));
@@ -187,7 +187,7 @@ static oc_buf *copy_of(oc_ctx *oc, const oc_buf *b)
 static void check_hyper(oc_ctx *oc, int rows, int dim, bool pending, bool enter)
 {
     size_t d = (size_t)dim, n = (size_t)rows;
-    oc_case(oc, "%d rows of %d%s%s", rows, dim, pending ? ", leaving" : "", enter ? ", entering" : "");
+    if (!oc_case(oc, "%d rows of %d%s%s", rows, dim, pending ? ", leaving" : "", enter ? ", entering" : "")) return;
     site s = { .partials = oc_floats(oc, "partials", TD_SHARDS * n * d, 0.0f, 1.0f),
                .fn = oc_floats(oc, "fn", 24 * 4 * d, 0.0f, 0.05f),
                .base = oc_floats(oc, "base", 24, 0.0f, 1.0f),

@@ -247,7 +247,8 @@ static void draw_rows(rig *r, int n_references)
 
 static void check(oc_ctx *oc, int columns, int n_ids, int n_jobs, int n_references, bool mapped, int list)
 {
-    oc_case(oc, "%d rows, %d ids in shards of %d%s", n_jobs, n_ids, columns, mapped ? ", memory of the host" : "");
+    if (!oc_case(oc, "%d rows, %d ids in shards of %d%s", n_jobs, n_ids, columns, mapped ? ", memory of the host" : ""))
+        return;
     rig r = { .oc = oc,
               .columns = columns,
               .n_ids = n_ids,
