@@ -327,7 +327,7 @@ static void round_once(td_control *c, int limit_ms)
     uint64_t count;
     if (polls[1].revents && read(c->wake_fd, &count, sizeof count) < 0)
         count = 0; /* taken by nobody else; only drained */
-    int64_t passed_ns = td_wait_tick(&c->last_ns);
+    int64_t passed_ns = td_clock_tick(&c->last_ns);
     for (int i = 0; i < 16 && c->pair.control_fd >= 0 && !c->deaf && read_some(c); i++) heard = true;
     while (td_door_serve(&c->pair.door, &visit)) answer_latecomer(c, &visit);
     judge_silence(c, passed_ns, heard);
@@ -490,7 +490,7 @@ td_status td_control_swap_addresses(td_control *c, const void *mine, size_t mine
     /* also until our own has been composed: `mine` is the caller's */
     while (status == TD_OK && (c->peer_address_bytes == 0 || c->say_address)) {
         status = reason_locked(c, err);
-        waited_ns += td_wait_tick(&last_ns);
+        waited_ns += td_clock_tick(&last_ns);
         if (status == TD_OK && waited_ns > (int64_t)timeout_ms * 1000000)
             status = td_fail(err, TD_ETIMEOUT, "rank %d did not send its transport address within %d ms", c->peer,
                              timeout_ms);
@@ -532,7 +532,7 @@ td_status td_control_barrier(td_control *c, const char *label, int timeout_ms, t
     c->say_barrier = true;
     signal_fd(c->wake_fd);
     while (c->peer_barrier < number && (status = reason_locked(c, err)) == TD_OK) {
-        waited_ns += td_wait_tick(&last_ns);
+        waited_ns += td_clock_tick(&last_ns);
         if (timeout_ms > 0 && waited_ns > (int64_t)timeout_ms * 1000000) {
             status = td_fail(err, TD_ETIMEOUT, "rank %d was not '%s' within %d ms", c->peer, label, timeout_ms);
             break;

@@ -51,9 +51,5 @@ td_wait td_wait_start(td_control *control, const char *what, uint64_t number, in
  * ends the wait when the peer is lost, stopped or late beyond the limit (TD_EPEER, TD_ECANCELED with err). */
 td_status td_wait_more(td_wait *wait, td_error *err);
 
-/* Time that passed since *last_ns, which moves to now; at most a second a call: time in which this process itself was
- * stopped or the machine slept says nothing about the peer. */
-int64_t td_wait_tick(int64_t *last_ns);
-
 TD_END_C
 #endif

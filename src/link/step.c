@@ -115,7 +115,7 @@ static td_status await_head(td_link *link, int timeout_ms, td_error *err)
     for (;;) {
         td_status status = look(link, err);
         if (status != TD_EAGAIN) return status;
-        int64_t passed_ns = td_wait_tick(&last_ns);
+        int64_t passed_ns = td_clock_tick(&last_ns);
         waited_ns += passed_ns;
         td_link_health health = td_control_health(link->control);
         if (health == TD_LINK_STOPPED) stopped_ns += passed_ns;

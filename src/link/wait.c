@@ -1,24 +1,15 @@
 /* How the engine thread waits: see control.h. A decode step has ~90 gathers of a few microseconds, so the first looks
  * are free of system calls; a peer that computes longer gets the core (sched_yield) in case both share one, and after
  * 20 ms the machine gets it. */
-#include <sched.h>
 #include <stdio.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "link/control.h"
 
-#define SPIN_NS       5000
-#define YIELD_NS      20000000
-#define SLEEP_NS      100000
 #define STOP_GRACE_NS 1000000000 /* data sent before a clean stop may still be on its way */
 
-int64_t td_wait_tick(int64_t *last_ns)
-{
-    int64_t now = td_now_ns(), passed = now - *last_ns;
-    *last_ns = now;
-    return passed < 1000000000 ? passed : 1000000000;
-}
+static const td_pace pace = { .spin_ns = 5000, .yield_ns = 20000000, .sleep_ns = 100000 };
 
 td_wait td_wait_start(td_control *control, const char *what, uint64_t number, int warn_ms, int late_ms)
 {
@@ -66,14 +57,11 @@ static td_status judge(td_wait *wait, int64_t passed_ns, td_error *err)
 
 td_status td_wait_more(td_wait *wait, td_error *err)
 {
-    int64_t passed_ns = td_wait_tick(&wait->last_ns);
+    int64_t passed_ns = td_clock_tick(&wait->last_ns);
     wait->waited_ns += passed_ns;
     if (!wait->no_sleep) {
-        if (wait->waited_ns < SPIN_NS) return TD_OK;
-        if (wait->waited_ns < YIELD_NS)
-            sched_yield();
-        else
-            td_sleep_ns(SLEEP_NS);
+        if (wait->waited_ns < pace.spin_ns) return TD_OK;
+        td_pause(&pace, wait->waited_ns);
     }
     return judge(wait, passed_ns, err);
 }

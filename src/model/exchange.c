@@ -9,17 +9,16 @@
 
 #include "base/clock.h"
 
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#define SPIN_NS     200000   /* a decode window's next bell comes within this */
-#define YIELD_NS    20000000 /* a prompt's; afterwards the core is given away */
-#define SLEEP_NS    50000
 #define LOOK_NS     1000000            /* between two looks at device and peer */
 #define HANG_NS     TD_DEV_PATIENCE_NS /* no block of a model takes this long */
 #define DEVICE_NS   900000000000ll     /* the device's own limit: longer than any of the link's */
 #define WAITING_MAX 1 /* gathers in the stream while the host enqueues more: a launch queue is finite */
+
+/* A decode window's next bell comes while spinning, a prompt's before the sleeps. */
+static const td_pace pace = { .spin_ns = 200000, .yield_ns = 20000000, .sleep_ns = 50000 };
 
 bool td_model_gathers_on_device(const td_model *m)
 {
@@ -68,18 +67,15 @@ static td_status look(td_model *m, int64_t waited_ns, td_error *err)
 
 static td_status hear(td_model *m, uint32_t number, td_error *err)
 {
-    int64_t start = td_now_ns(), looked = start;
+    int64_t last_ns = td_now_ns(), waited_ns = 0, looked_ns = 0;
     for (unsigned polls = 1; (int32_t)(load(&m->bell->rung) - number) < 0; polls++) {
         if (polls % 64) continue;
-        int64_t now = td_now_ns();
-        if (now - looked > LOOK_NS) {
-            looked = now;
-            TD_TRY(look(m, now - start, err));
+        waited_ns += td_clock_tick(&last_ns);
+        if (waited_ns - looked_ns > LOOK_NS) {
+            looked_ns = waited_ns;
+            TD_TRY(look(m, waited_ns, err));
         }
-        if (now - start > YIELD_NS)
-            td_sleep_ns(SLEEP_NS);
-        else if (now - start > SPIN_NS)
-            sched_yield();
+        td_pause(&pace, waited_ns);
     }
     return TD_OK;
 }

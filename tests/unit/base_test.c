@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "base/arena.h"
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/num.h"
 
@@ -140,11 +141,32 @@ static void test_hash(void **state)
     assert_true(td_fnv1a(TD_FNV1A_START, "a", 1) == 0xaf63dc4c8601ec8cull);
 }
 
+/* A wait counts a second at most for a time in which it did not look: the process may have been stopped. */
+static void test_ticks(void **state)
+{
+    (void)state;
+    int64_t now = td_now_ns(), last = now - 90000000000ll;
+    assert_int_equal(td_clock_tick(&last), 1000000000);
+    assert_true(last >= now);
+    int64_t passed = td_clock_tick(&last);
+    assert_true(passed >= 0 && passed < 1000000000);
+}
+
+static void test_pause(void **state)
+{
+    (void)state;
+    td_pace pace = { .spin_ns = 1000, .yield_ns = 2000, .sleep_ns = 20000000 };
+    int64_t start = td_now_ns();
+    td_pause(&pace, 2000);
+    assert_true(td_now_ns() - start >= pace.sleep_ns);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_e4m3),  cmocka_unit_test(test_f16),   cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_arena), cmocka_unit_test(test_error), cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_ticks), cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

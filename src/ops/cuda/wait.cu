@@ -6,10 +6,8 @@
 #include "base/clock.h"
 #include "ops/cuda/cuda.h"
 
-#include <sched.h>
-
 /* Decode windows are waited for without sleep: what it adds would be in every token. */
-enum { SPIN_NS = 500000, YIELD_NS = 500000000, SLEEP_NS = 50000 };
+static const td_pace pace = { 500000, 500000000, 50000 };
 
 static cudaError_t look(const td_cuda_dev *dev, cudaEvent_t event)
 {
@@ -19,19 +17,16 @@ static cudaError_t look(const td_cuda_dev *dev, cudaEvent_t event)
 td_status td_cuda_wait(td_cuda_dev *dev, cudaEvent_t event, const char *op)
 {
     cudaError_t error;
-    int64_t start = 0;
+    int64_t last_ns = 0, waited_ns = 0;
     if (dev->hung) return TD_ECUDA;
     while ((error = look(dev, event)) == cudaErrorNotReady) {
-        int64_t now = td_now_ns();
-        if (!start) start = now;
-        if (now - start > dev->patience_ns) {
+        if (!last_ns) last_ns = td_now_ns();
+        waited_ns += td_clock_tick(&last_ns);
+        if (waited_ns > dev->patience_ns) {
             dev->hung = true;
             return td_cuda_done(dev, cudaErrorLaunchTimeout, op);
         }
-        if (now - start > YIELD_NS)
-            td_sleep_ns(SLEEP_NS);
-        else if (now - start > SPIN_NS)
-            sched_yield();
+        td_pause(&pace, waited_ns);
     }
     return td_cuda_done(dev, error, op);
 }
