@@ -60,13 +60,13 @@ static unsigned char *part(unsigned char *parts, const rig *r, bool own)
     return parts + (size_t)(own ? r->args.rank : 1 - r->args.rank) * r->args.n_bytes;
 }
 
-/* Words that differ from each other and from those of the round before: multiples of a random odd number. */
 /* Waiting for the device, as oc_ran() does, would be waiting for an answer that only this thread can give. */
 static void launched(const rig *r, td_status status)
 {
     oc_expect(r->oc, status == TD_OK, "it is launched");
 }
 
+/* Words that differ from each other and from those of the round before: multiples of a random odd number. */
 static void randomise(rig *r, unsigned char *bytes)
 {
     uint64_t *words = (uint64_t *)(void *)bytes, odd = oc_rand(r->oc) | 1;

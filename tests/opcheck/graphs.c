@@ -82,6 +82,21 @@ static td_status run_sites(oc_ctx *oc, const step *s, bool wait)
     return status;
 }
 
+static void pull_all(oc_ctx *oc, oc_buf *const *outputs, int n, void **got)
+{
+    for (int k = 0; k < n; k++) got[k] = oc_pull(oc, outputs[k]);
+}
+
+/* What the device holds now has the bits of `want`. */
+static void same_all(oc_ctx *oc, oc_buf *const *outputs, int n, void *const *want, const char *name)
+{
+    for (int k = 0; k < n; k++) {
+        void *got = oc_pull(oc, outputs[k]);
+        oc_bits(oc, name, got, want[k], outputs[k]->n_bytes);
+        free(got);
+    }
+}
+
 static void sites(oc_ctx *oc, const step *s)
 {
     td_error err = { 0 };
@@ -95,16 +110,12 @@ static void sites(oc_ctx *oc, const step *s)
         void *want[OUTPUTS];
         new_inputs(oc, s);
         oc_ran(oc, TD_OK, run_sites(oc, s, true));
-        for (int k = 0; k < OUTPUTS; k++) want[k] = oc_pull(oc, outputs[k]);
+        pull_all(oc, outputs, OUTPUTS, want);
         for (int recorded = 0; recorded < 2; recorded++) {
             for (int k = 1; k < OUTPUTS; k++) oc_poison(oc, outputs[k]);
             oc_push(oc, s->streams);
             oc_ran(oc, TD_OK, recorded ? td_dev_graph_launch(oc->dev[OC_GPU], graph) : run_sites(oc, s, false));
-            for (int k = 0; k < OUTPUTS; k++) {
-                void *got = oc_pull(oc, outputs[k]);
-                oc_bits(oc, recorded ? "sites, recorded" : "sites", got, want[k], outputs[k]->n_bytes);
-                free(got);
-            }
+            same_all(oc, outputs, OUTPUTS, want, recorded ? "sites, recorded" : "sites");
         }
         for (int k = 0; k < OUTPUTS; k++) free(want[k]);
     }
@@ -142,16 +153,12 @@ static void beside(oc_ctx *oc, const step *s, bool long_branch)
         void *want[OUTPUTS];
         new_inputs(oc, s);
         oc_ran(oc, TD_OK, run_beside(oc, s, false, long_branch));
-        for (int k = 0; k < OUTPUTS; k++) want[k] = oc_pull(oc, outputs[k]);
+        pull_all(oc, outputs, OUTPUTS, want);
         for (int recorded = 0; recorded < 2; recorded++) {
             for (int k = 0; k < OUTPUTS; k++) oc_poison(oc, outputs[k]);
             oc_ran(oc, TD_OK,
                    recorded ? td_dev_graph_launch(oc->dev[OC_GPU], graph) : run_beside(oc, s, true, long_branch));
-            for (int k = 0; k < OUTPUTS; k++) {
-                void *got = oc_pull(oc, outputs[k]);
-                oc_bits(oc, recorded ? "side by side, recorded" : "side by side", got, want[k], outputs[k]->n_bytes);
-                free(got);
-            }
+            same_all(oc, outputs, OUTPUTS, want, recorded ? "side by side, recorded" : "side by side");
         }
         for (int k = 0; k < OUTPUTS; k++) free(want[k]);
     }

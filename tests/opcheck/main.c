@@ -106,6 +106,13 @@ static td_status choose(const td_settings *settings, bool chosen[N_OPS], td_erro
     return TD_OK;
 }
 
+static bool is_chosen(const bool chosen[N_OPS], void (*run)(oc_ctx *oc))
+{
+    for (int i = 0; i < N_OPS; i++)
+        if (ops[i].run == run) return chosen[i];
+    return false;
+}
+
 static td_status read_part(const char *text, oc_ctx *oc, td_error *err)
 {
     char rest;
@@ -176,7 +183,7 @@ int td_cli_opcheck(int argc, char **argv)
     td_gpu gpu;
     status = td_gpu_query(oc.gpu_index, &gpu, &err);
     oc.gpu = gpu.name;
-    int64_t patience_ms = chosen[N_OPS - 1] ? OC_HANG_PATIENCE_MS : OC_PATIENCE_MS; /* 'hang' is the last */
+    int64_t patience_ms = is_chosen(chosen, oc_hang) ? OC_HANG_PATIENCE_MS : OC_PATIENCE_MS;
     if (status == TD_OK) status = make_devices(&oc, oc.gpu_index, patience_ms * 1000000, &err);
     int code = status == TD_OK ? run(&oc, chosen) : fail(status, &err);
     td_dev_destroy(oc.dev[OC_GPU]);
