@@ -62,6 +62,29 @@ static void check(oc_ctx *oc, td_format format, int out, int in, bool f32)
     oc_done(oc);
 }
 
+/* q4 far from zero: offsets are all of a weight but its last bits, and sums of x all of a product, so what is lost of
+ * either shows. */
+static void check_offsets(oc_ctx *oc, int out, int in)
+{
+    if (!oc_case(oc, "q4 [%d][%d], far from zero", out, in)) return;
+    size_t n = (size_t)out * (size_t)in, n_x = MOST_ROWS * (size_t)in;
+    td_bf16 *rows = oc_host_bf16(oc, n, 0.01f);
+    for (size_t i = 0; i < n; i++) rows[i] = td_f32_bf16(1.0f + td_bf16_f32(rows[i]));
+    oc_weight w = oc_pack(oc, TD_W_Q4, out, in, rows);
+    buffers b = { .x_stride = (size_t)in, .y_stride = (size_t)out, .f32 = true };
+    b.x = oc_new(oc, "x", n_x * sizeof(td_bf16));
+    td_bf16 *x = oc_host_bf16(oc, n_x, 0.3f);
+    for (size_t i = 0; i < n_x; i++) ((td_bf16 *)(void *)b.x->cpu)[i] = td_f32_bf16(1.0f + td_bf16_f32(x[i]));
+    oc_push(oc, b.x);
+    b.y = oc_new(oc, "y", MOST_ROWS * b.y_stride * sizeof(float));
+    oc_ran(oc, run(oc, OC_CPU, &w, &b, 0, MOST_ROWS), run(oc, OC_GPU, &w, &b, 0, MOST_ROWS));
+    oc_near_f32(oc, b.y, MOST_ROWS * b.y_stride, 1e-6);
+    rows_alone(oc, &w, &b);
+    free(x);
+    free(rows);
+    oc_done(oc);
+}
+
 void oc_linear(oc_ctx *oc)
 {
     static const int demo[][2] = { { 1026, 256 }, { 256, 128 }, { 16, 16 }, { 50, 48 }, { 512, 384 }, { 768, 1536 } };
@@ -74,6 +97,8 @@ void oc_linear(oc_ctx *oc)
         for (int i = 0; oc->real && i < 6; i++) check(oc, (td_format)format, real[i][0], real[i][1], true);
     }
     for (int i = 0; oc->real && i < 3; i++) check(oc, TD_W_Q4, turns[i][0], turns[i][1], true);
+    for (int i = 0; oc->demo && i < 6; i++) check_offsets(oc, demo[i][0], demo[i][1]);
+    if (oc->real) check_offsets(oc, 8240, 1024);
 }
 
 /* y = W e_i gives the packed values themselves: the same bits, so the same scales and codes. */

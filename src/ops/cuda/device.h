@@ -152,6 +152,14 @@ TD_DEVICE void td_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Half of a step: registers a[0], a[1] of A and one of B, k = 2t, 2t + 1. */
+TD_DEVICE void td_mma_bf16_half(float c[4], const uint32_t a[2], uint32_t b)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
 /* An address in shared memory as a number, and loads from one: it takes one register, and may be exclusive-ored. */
 TD_DEVICE uint32_t td_shared_at(const void *shared)
 {

@@ -27,7 +27,7 @@ static size_t padded_rows(size_t rows)
 
 static size_t sums_bytes(const td_dev_limits *limits)
 {
-    return padded_rows((size_t)limits->rows) * (IN_MAX / TD_TILE_IN) * sizeof(float);
+    return padded_rows((size_t)limits->rows) / 8 * (IN_MAX / TD_TILE_IN / TD_BLOCK_GROUPS) * 32 * sizeof(uint4);
 }
 
 static size_t copy_bytes(void)
@@ -48,11 +48,12 @@ static td_status run(td_cuda_dev *dev, td_format format, td_product *p, int n_ba
         return td_cuda_launched(dev, "linear");
     }
     if (format == TD_W_Q4) {
-        p->sums_stride = padded_rows((size_t)p->n_rows);
-        p->sums = (const float *)dev->scratch;
-        if (n_batch != 1 || p->sums_stride * (size_t)p->groups * sizeof(float) > sums_bytes(&dev->limits))
+        p->sums_tiles = padded_rows((size_t)p->n_rows) / 8;
+        p->sums = (const uint4 *)(const void *)dev->scratch;
+        if (n_batch != 1 ||
+            p->sums_tiles * 32 * sizeof(uint4) * (size_t)td_blocks(p->groups) > sums_bytes(&dev->limits))
             return TD_EINVAL;
-        td_product_sums(dev, p, (float *)dev->scratch);
+        td_product_sums(dev, p, (uint4 *)(void *)dev->scratch);
     }
     if (!shares || n_batch != 1 || !td_product_apart(dev, format, p, shares, copy_bytes()))
         td_product_many(dev, format, p, n_batch);

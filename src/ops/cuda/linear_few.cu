@@ -16,22 +16,95 @@ template <int FORMAT, int NT> static TD_DEVICE void few_steps(const uint4 *raw, 
     }
 }
 
-template <int FORMAT, int NT>
-static TD_DEVICE void few_group(const uint4 *raw, uint2 pair, const uint32_t b[NT][8], float acc[NT][4])
+/* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
+ * FULL_GROUPS: no group has inputs beyond `in`. WHOLE_SLICES: also, every slice is a multiple of UNROLL groups, and
+ * exactly UNROLL with q4 (nothing walks, which saves registers). So no branch keeps the loads of x from going ahead of
+ * the products before them; behind a branch each they were most of a block's time. */
+enum { ANY_SHAPE, FULL_GROUPS, WHOLE_SLICES };
+
+template <int NT, int SHAPE>
+static TD_DEVICE void load_rows(const td_product &p, const td_bf16 *const x[NT], int group, uint32_t b[NT][8])
 {
-    if constexpr (FORMAT != TD_W_Q4) {
-        few_steps<FORMAT, NT>(raw, b, acc);
-    } else {
-        float dot[NT][4];
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) dot[nt][0] = dot[nt][1] = dot[nt][2] = dot[nt][3] = 0.0f;
-        few_steps<FORMAT, NT>(raw, b, dot);
+    for (int nt = 0; nt < NT; nt++)
+        td_load_x<SHAPE != ANY_SHAPE>(x[nt], group * TD_TILE_IN, p.in - 8 * (int)(threadIdx.x % 4), b[nt]);
+}
+
+/* q4, group j of its block. pair: of groups t and t + 4 of the block. SUMS: those of x too, into own. */
+template <int NT, bool SUMS>
+static TD_DEVICE void group_q4(const uint4 *raw, int j, const uint2 pair[2], const uint32_t b[NT][8], float own[NT][2],
+                               float acc[NT][4])
+{
+    float dot[NT][4];
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            float sum0, sum1;
-            td_group_sums(b[nt], &sum0, &sum1);
-            td_fold_q4(acc[nt], dot[nt], pair, sum0, sum1);
+    for (int nt = 0; nt < NT; nt++) dot[nt][0] = dot[nt][1] = dot[nt][2] = dot[nt][3] = 0.0f;
+    few_steps<TD_W_Q4, NT>(raw, b, dot);
+    uint32_t scales = td_scales_of(j < 4 ? pair[0] : pair[1]);
+    scales = __shfl_sync(0xffffffffu, scales, threadIdx.x % 32 / 4 * 4 + j % 4);
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        if (SUMS) td_group_sums(b[nt], j, own[nt]);
+        td_fold_q4(acc[nt], dot[nt], scales);
+    }
+}
+
+/* q4: a block of up to eight groups (product.h "Offsets"). Where one round has all of them, x and its sums come first:
+ * what turns sums into operands takes long and is then beside the products. */
+template <int NT, int UNROLL, int SHAPE>
+static TD_DEVICE void block_q4(const td_product &p, const uint8_t *w, const td_bf16 *const x[NT], int start, int end,
+                               bool begin, float acc[NT][4])
+{
+    const bool WHOLE = SHAPE == WHOLE_SLICES, AHEAD = WHOLE && UNROLL == TD_BLOCK_GROUPS;
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float own[NT][2];
+    uint32_t offsets[2], sums[NT][3];
+    uint2 pair[2];
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) own[nt][0] = own[nt][1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        pair[i] = make_uint2(0, 0);
+        if (t + 4 * i < (WHOLE ? UNROLL : end - start))
+            pair[i] = td_load_early8(w + (t + 4 * i) * TD_Q4_GROUP_ALL + g * 8);
+    }
+    for (int group = start; group < end; group += UNROLL, w += UNROLL * TD_Q4_GROUP_ALL) {
+        uint4 raw[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (WHOLE || group + u < end) raw[u] = td_load_early16(w + lane * 16 + u * TD_Q4_GROUP_ALL + TD_Q4_SCALES);
+        if (begin && group == start) td_begin(); /* for x; the first weights are on their way */
+        uint32_t b[AHEAD ? UNROLL : 1][NT][8];
+#pragma unroll
+        for (int u = 0; AHEAD && u < UNROLL; u++) {
+            load_rows<NT, SHAPE>(p, x, group + u, b[u]);
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) td_group_sums(b[u][nt], u, own[nt]);
         }
+#pragma unroll
+        for (int nt = 0; AHEAD && nt < NT; nt++) td_sums_operand(own[nt], sums[nt]);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            if (!WHOLE && group + u >= end) continue;
+            if (!AHEAD) load_rows<NT, SHAPE>(p, x, group + u, b[0]);
+            group_q4<NT, !AHEAD>(&raw[u], WHOLE ? u : group - start + u, pair, b[AHEAD ? u : 0], own, acc);
+        }
+        if (WHOLE) break;
+    }
+    td_offsets_operand(pair[0], pair[1], offsets);
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        if (!AHEAD) td_sums_operand(own[nt], sums[nt]);
+        td_fold_offsets(acc[nt], offsets, sums[nt]);
+    }
+}
+
+template <int NT, int UNROLL, int SHAPE>
+static TD_DEVICE void slice_q4(const td_product &p, const uint8_t *w, const td_bf16 *const x[NT], int first, int end,
+                               float acc[NT][4])
+{
+    for (int start = first; start < end; start += TD_BLOCK_GROUPS, w += TD_BLOCK_GROUPS * TD_Q4_GROUP_ALL) {
+        block_q4<NT, UNROLL, SHAPE>(p, w, x, start, min(start + TD_BLOCK_GROUPS, end), start == first, acc);
+        if (SHAPE == WHOLE_SLICES) break;
     }
 }
 
@@ -58,19 +131,11 @@ static TD_DEVICE void add_slices(const td_product &p, int batch, int row0, int p
     }
 }
 
-/* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
- * FULL_GROUPS: no group has inputs beyond `in`. WHOLE_SLICES: also, every slice is a multiple of UNROLL groups, and
- * exactly UNROLL with q4 (nothing walks, which saves registers). So no branch keeps the loads of x from going ahead of
- * the products before them; behind a branch each they were most of a block's time. */
-enum { ANY_SHAPE, FULL_GROUPS, WHOLE_SLICES };
-
 template <int FORMAT, int NT, int UNROLL, int SHAPE>
 static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT == 1 ? 3 : 2) k_linear_few(td_product p)
 {
     const int N = td_pieces<FORMAT>::N;
     const bool WHOLE = SHAPE == WHOLE_SLICES;
-    const bool SHARED_PAIRS =
-        FORMAT == TD_W_Q4 && WHOLE && UNROLL % 4 == 0; /* four lanes need the same: a group each */
     __shared__ float red[WARPS][8 * NT][TD_TILE_OUT + 1];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int per_block = WARPS / p.slices, slice = warp % p.slices, panel = blockIdx.x * per_block + warp / p.slices;
@@ -86,34 +151,26 @@ static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT ==
     float acc[NT][4];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) acc[nt][0] = acc[nt][1] = acc[nt][2] = acc[nt][3] = 0.0f;
-    for (int group = first; panel < p.n_panels && group < end; group += UNROLL, w += UNROLL * GB) {
-        uint4 raw[UNROLL][N];
-        uint2 pair[SHARED_PAIRS ? UNROLL / 4 : UNROLL];
+    if constexpr (FORMAT == TD_W_Q4) {
+        if (panel < p.n_panels) slice_q4<NT, UNROLL, SHAPE>(p, w, x, first, end, acc);
+    } else {
+        for (int group = first; panel < p.n_panels && group < end; group += UNROLL, w += UNROLL * GB) {
+            uint4 raw[UNROLL][N];
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            if (!WHOLE && group + u >= end) continue;
-            if (SHARED_PAIRS && u % 4 == 0) pair[u / 4] = td_load_early8(w + g * 8 + (u + t) * GB);
-            if (FORMAT == TD_W_Q4 && !SHARED_PAIRS) pair[u] = td_load_early8(w + g * 8 + u * GB);
+            for (int u = 0; u < UNROLL; u++) {
+                if (!WHOLE && group + u >= end) continue;
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                raw[u][i] = td_load_early16(w + lane * 16 + u * GB + (FORMAT == TD_W_Q4 ? TD_Q4_SCALES : 0) + i * 512);
-        }
-        if (group == first) td_begin(); /* for x; the first weights are on their way */
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            if (!WHOLE && group + u >= end) continue;
-            uint32_t b[NT][8];
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-                td_load_x<SHAPE != ANY_SHAPE>(x[nt], (group + u) * TD_TILE_IN, p.in - 8 * t, b[nt]);
-            uint2 own = pair[SHARED_PAIRS ? u / 4 : u];
-            if (SHARED_PAIRS) {
-                own.x = __shfl_sync(0xffffffffu, own.x, g * 4 + u % 4);
-                own.y = __shfl_sync(0xffffffffu, own.y, g * 4 + u % 4);
+                for (int i = 0; i < N; i++) raw[u][i] = td_load_early16(w + lane * 16 + u * GB + i * 512);
             }
-            few_group<FORMAT, NT>(raw[u], own, b, acc);
+            if (group == first) td_begin(); /* for x; the first weights are on their way */
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                if (!WHOLE && group + u >= end) continue;
+                uint32_t b[NT][8];
+                load_rows<NT, SHAPE>(p, x, group + u, b);
+                few_steps<FORMAT, NT>(raw[u], b, acc);
+            }
         }
-        if (WHOLE && FORMAT == TD_W_Q4) break;
     }
     add_slices<FORMAT, NT>(p, batch, row0, per_block, acc, red);
 }

@@ -17,28 +17,35 @@ enum {
     ROWS = TD_MANY_ROWS,
     ROWS_A_COPY = THREADS / 8, /* rows of x that the block's threads copy at once */
     X_BYTES = ROWS * TD_TILE_IN * 2,
-    STAGE_BYTES = X_BYTES + ROWS * 4, /* a group of x and its sums */
-    SHARED_BYTES = 2 * STAGE_BYTES + ROWS * OUTS * 4,
+    SHARED_BYTES = 2 * X_BYTES + ROWS * OUTS * 4,
     OUT_STRIDE = OUTS + 4 /* floats; the finished tile, over stages and totals */
 };
 static_assert(ROWS * OUT_STRIDE * 4 <= SHARED_BYTES, "the finished tile");
 
-/* q4: sums of every group of x, for all rows; a warp a group and eight rows. */
-static __global__ void k_linear_sums(td_product p, float *sums, size_t sums_stride)
+/* q4: operands of the sums of every block of groups (product.h "Offsets"), for all rows; a warp a block and eight
+ * rows. */
+static __global__ void k_linear_sums(td_product p, uint4 *sums)
 {
     td_begin();
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = blockIdx.y;
-    int row0 = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * 8;
-    if (row0 >= (int)sums_stride) return;
-    uint32_t b[8];
-    float sum0, sum1;
-    td_load_x<false>(p.x + (size_t)min(row0 + g, p.n_rows - 1) * p.x_stride + 8 * t, group * TD_TILE_IN, p.in - 8 * t,
-                     b);
-    td_group_sums(b, &sum0, &sum1);
-    if (g == 0) {
-        sums[group * sums_stride + row0 + 2 * t] = sum0;
-        sums[group * sums_stride + row0 + 2 * t + 1] = sum1;
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, slice = 0;
+    int first = 0, end = p.groups / p.slices, tile = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    for (int block = blockIdx.y; block; block--) { /* its groups */
+        first = min(first + TD_BLOCK_GROUPS, end);
+        if (first == end) end = p.groups * (++slice + 1) / p.slices;
     }
+    if (tile >= (int)p.sums_tiles) return;
+    const td_bf16 *x = p.x + (size_t)min(8 * tile + g, p.n_rows - 1) * p.x_stride + 8 * t;
+    float own[2] = { 0.0f, 0.0f };
+#pragma unroll
+    for (int j = 0; j < TD_BLOCK_GROUPS; j++) {
+        uint32_t b[8];
+        if (first + j >= end) break;
+        td_load_x<false>(x, (first + j) * TD_TILE_IN, p.in - 8 * t, b);
+        td_group_sums(b, j, own);
+    }
+    uint32_t parts[3];
+    td_sums_operand(own, parts);
+    sums[(blockIdx.y * p.sums_tiles + tile) * 32 + lane] = make_uint4(parts[0], parts[1], parts[2], 0);
 }
 
 /* Rows of x lie 128 bytes apart; odd rows have their two halves of 64 bytes exchanged, which spreads a load of eight
@@ -48,11 +55,10 @@ static TD_DEVICE int piece_at(int row, int piece)
     return row * 128 + ((piece ^ (row & 1) * 4) * 16);
 }
 
-/* What a thread copies of every group: its piece of every sixteenth row, and, some threads, four sums. Both pointers
- * walk from group to group. Rows and inputs beyond the last are zeros. */
+/* What a thread copies of every group: its piece of every sixteenth row. The pointer walks from group to group. Rows
+ * and inputs beyond the last are zeros. */
 typedef struct copies {
     const td_bf16 *x;
-    const float *sums;
     size_t rows_on;   /* values to the thread's next row */
     int n_rows, n_in; /* the thread's rows there are; inputs left from its piece on */
     int to;           /* bytes into the stage */
@@ -61,26 +67,20 @@ typedef struct copies {
 static TD_DEVICE copies plan_copies(const td_product &p, int batch, int row0)
 {
     int row = threadIdx.x / 8, piece = threadIdx.x % 8;
-    copies c = { p.x + batch * p.x_batch + (size_t)(row0 + row) * p.x_stride + piece * 8,
-                 p.sums + row0 + threadIdx.x * 4,
-                 ROWS_A_COPY * p.x_stride,
-                 (p.n_rows - row0 - row + ROWS_A_COPY - 1) / ROWS_A_COPY,
-                 p.in - piece * 8,
-                 piece_at(row, piece) };
+    copies c = { p.x + batch * p.x_batch + (size_t)(row0 + row) * p.x_stride + piece * 8, ROWS_A_COPY * p.x_stride,
+                 (p.n_rows - row0 - row + ROWS_A_COPY - 1) / ROWS_A_COPY, p.in - piece * 8, piece_at(row, piece) };
     return c;
 }
 
-template <int FORMAT> static TD_DEVICE void copy_stage(copies *c, size_t sums_stride, unsigned char *to)
+static TD_DEVICE void copy_stage(copies *c, unsigned char *to)
 {
     int n = c->n_in > 0 ? c->n_rows : 0;
     const td_bf16 *from = c->x;
 #pragma unroll
     for (int j = 0; j < ROWS / ROWS_A_COPY; j++, from += c->rows_on)
         td_copy_async(to + c->to + j * ROWS_A_COPY * 128, from, j < n);
-    if (FORMAT == TD_W_Q4 && threadIdx.x < ROWS / 4) td_copy_async(to + X_BYTES + threadIdx.x * 16, c->sums, true);
     td_copy_commit();
     c->x += TD_TILE_IN;
-    c->sums += sums_stride;
     c->n_in -= TD_TILE_IN;
 }
 
@@ -114,9 +114,9 @@ template <int FORMAT> static TD_DEVICE void plan_weights(const td_product &p, in
     w->pair_on = lane / 4 * 8 - lane * 16 - TD_Q4_SCALES;
 }
 
-/* A group's steps for all rows. piece: where the lane's first piece of x lies; t: its place among four lanes. */
+/* A group's steps for all rows. piece: where the lane's first piece of x lies. */
 template <int FORMAT>
-static TD_DEVICE void multiply(const uint32_t a[M][4][4], const uint2 pair[M], const unsigned char *x, int piece, int t,
+static TD_DEVICE void multiply(const uint32_t a[M][4][4], const uint32_t scales[M], const unsigned char *x, int piece,
                                float acc[M][NT][4])
 {
 #pragma unroll
@@ -139,11 +139,32 @@ static TD_DEVICE void multiply(const uint32_t a[M][4][4], const uint2 pair[M], c
                             b[i / M].z, b[i / M].w);
         }
 #pragma unroll
-        for (int n = 0; FORMAT == TD_W_Q4 && n < AHEAD; n++) {
-            float2 sum = ((const float2 *)(x + X_BYTES))[(nt + n) * 4 + t];
+        for (int i = 0; FORMAT == TD_W_Q4 && i < AHEAD * M; i++)
+            td_fold_q4(acc[i % M][nt + i / M], dot[i % M][i / M], scales[i % M]);
+    }
+}
+
+/* q4: ends a block of groups. at: the lane's pairs of the first panel in the block's first group; sums: its operands. */
+static TD_DEVICE void add_offsets(const uint8_t *at, uint32_t panel_on, int n_groups, const uint4 *sums,
+                                  float acc[M][NT][4])
+{
+    int t = threadIdx.x % 4;
+    uint32_t offsets[M][2];
+    uint4 v[NT];
 #pragma unroll
-            for (int m = 0; m < M; m++) td_fold_q4(acc[m][nt + n], dot[m][n], pair[m], sum.x, sum.y);
-        }
+    for (int nt = 0; nt < NT; nt++) v[nt] = sums[nt * 32];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        uint2 pair[2] = { make_uint2(0, 0), make_uint2(0, 0) };
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (t + 4 * i < n_groups) pair[i] = td_load_early8(at + m * panel_on + (t + 4 * i) * TD_Q4_GROUP_ALL);
+        td_offsets_operand(pair[0], pair[1], offsets[m]);
+    }
+#pragma unroll
+    for (int i = 0; i < NT * M; i++) {
+        uint32_t parts[3] = { v[i / M].x, v[i / M].y, v[i / M].z };
+        td_fold_offsets(acc[i % M][i / M], offsets[i % M], parts);
     }
 }
 
@@ -153,13 +174,19 @@ static TD_DEVICE void end_slice(float4 *totals, bool first, bool last, float acc
 #pragma unroll
     for (int i = 0; i < M * NT; i++) {
         float *c = acc[i / NT][i % NT];
-        float4 total = first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : totals[i * THREADS + threadIdx.x];
-        total = make_float4(total.x + c[0], total.y + c[1], total.z + c[2], total.w + c[3]);
-        if (!last) totals[i * THREADS + threadIdx.x] = total;
-        c[0] = last ? total.x : 0.0f;
-        c[1] = last ? total.y : 0.0f;
-        c[2] = last ? total.z : 0.0f;
-        c[3] = last ? total.w : 0.0f;
+        float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (!first) total = totals[i * THREADS + threadIdx.x];
+        c[0] = total.x + c[0];
+        c[1] = total.y + c[1];
+        c[2] = total.z + c[2];
+        c[3] = total.w + c[3];
+    }
+    if (last) return;
+#pragma unroll
+    for (int i = 0; i < M * NT; i++) {
+        float *c = acc[i / NT][i % NT];
+        totals[i * THREADS + threadIdx.x] = make_float4(c[0], c[1], c[2], c[3]);
+        c[0] = c[1] = c[2] = c[3] = 0.0f;
     }
 }
 
@@ -218,31 +245,42 @@ template <int FORMAT, bool APART> static __global__ void __launch_bounds__(THREA
     copies c = plan_copies(p, batch, row0);
     c.x += first * TD_TILE_IN;
     c.n_in -= first * TD_TILE_IN;
-    copy_stage<FORMAT>(&c, p.sums_stride, smem);
+    copy_stage(&c, smem);
     float acc[M][NT][4];
 #pragma unroll
     for (int i = 0; i < M * NT * 4; i++) acc[i / (4 * NT)][i / 4 % NT][i % 4] = 0.0f;
-    int t = threadIdx.x % 4, piece = piece_at(threadIdx.x % 32 / 4, t);
-    asm volatile("" : "+r"(t), "+r"(piece)); /* stays in registers: worked out again in every group otherwise */
+    int piece = piece_at(threadIdx.x % 32 / 4, threadIdx.x % 4);
+    asm volatile("" : "+r"(piece)); /* stays in a register: worked out again in every group otherwise */
+    const uint4 *sums = p.sums + (size_t)blockIdx.x * NT * 32 + threadIdx.x % 32;
     int slice_end = p.groups * (slice + 1) / p.slices;
+    int block_first = first, block_end = min(first + TD_BLOCK_GROUPS, slice_end);
+    bool idle = APART && panel0 + (int)threadIdx.x / 32 * M >= p.n_panels; /* no output of the warp's is there */
     for (int group = first; group < end; group++) {
         td_copy_wait<0>();
         __syncthreads();
-        if (group + 1 < end) copy_stage<FORMAT>(&c, p.sums_stride, smem + (group - first + 1) % 2 * STAGE_BYTES);
-        uint32_t a[M][4][4];
-        uint2 pair[M];
+        if (group + 1 < end) copy_stage(&c, smem + (group - first + 1) % 2 * X_BYTES);
+        if (idle) continue;
+        uint32_t a[M][4][4], scales[M];
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            pair[m] = w.pair[m];
+            scales[m] = td_scales_of(w.pair[m]);
 #pragma unroll
             for (int step = 0; step < 4; step++) td_decode<FORMAT>(w.raw[m], step, a[m][step]);
         }
         if (group + 1 < end) load_weights<FORMAT>(&w);
-        multiply<FORMAT>(a, pair, smem + (group - first) % 2 * STAGE_BYTES, piece, t, acc);
-        if (APART || group + 1 < slice_end) continue;
-        end_slice((float4 *)(smem + 2 * STAGE_BYTES), slice == 0, slice + 1 == p.slices, acc);
-        slice++;
-        slice_end = p.groups * (slice + 1) / p.slices;
+        multiply<FORMAT>(a, scales, smem + (group - first) % 2 * X_BYTES, piece, acc);
+        if (FORMAT == TD_W_Q4 && group + 1 == block_end) {
+            int ahead = min(group + 2, end) - block_first; /* groups that w.at has walked since */
+            add_offsets(w.at + w.pair_on - ahead * TD_Q4_GROUP_ALL, w.panel_on, block_end - block_first, sums, acc);
+            sums += p.sums_tiles * 32;
+            block_first = block_end;
+        }
+        if (!APART && group + 1 == slice_end) {
+            end_slice((float4 *)(smem + 2 * X_BYTES), slice == 0, slice + 1 == p.slices, acc);
+            slice++;
+            slice_end = p.groups * (slice + 1) / p.slices;
+        }
+        if (FORMAT == TD_W_Q4) block_end = min(block_first + TD_BLOCK_GROUPS, slice_end);
     }
     if (APART) p.y_f32 += (size_t)slice * p.n_rows * p.y_stride;
     store_tile<FORMAT>(p, batch, panel0, row0, acc, (float *)smem);
@@ -299,10 +337,10 @@ bool td_product_apart(const td_cuda_dev *dev, td_format format, const td_product
     return true;
 }
 
-void td_product_sums(const td_cuda_dev *dev, const td_product *p, float *sums)
+void td_product_sums(const td_cuda_dev *dev, const td_product *p, uint4 *sums)
 {
-    dim3 grid(td_ceil_div(p->sums_stride, 64), (unsigned)p->groups);
-    td_launch(dev, k_linear_sums, grid, 256, 0, *p, sums, p->sums_stride);
+    dim3 grid(td_ceil_div(p->sums_tiles, 8), (unsigned)td_blocks(p->groups));
+    td_launch(dev, k_linear_sums, grid, 256, 0, *p, sums);
 }
 
 cudaError_t td_product_many_init(void)

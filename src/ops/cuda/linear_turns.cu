@@ -22,9 +22,8 @@ template <int UNROLL> struct turns {
         uint2 pair;
     } part;
 
-    /* A warp's own: sums of x, shares of the panel at hand and of the one before, rows of x. */
+    /* A warp's own: shares of the panel at hand and of the one before. */
     typedef struct shared {
-        float2 sums[UNROLL][4];
         float red[2][8][TD_TILE_OUT + 1];
     } shared;
     static size_t shared_bytes(int n_rows)
@@ -45,13 +44,13 @@ template <int UNROLL> static TD_DEVICE void load_part(const uint8_t *at, typenam
 /* x: the lane's pieces of a row, halves of a group apart in x[0] and x[1]. */
 template <int UNROLL>
 static TD_DEVICE void multiply_part(const typename turns<UNROLL>::part &w, const unsigned char *const x[2],
-                                    const float2 sums[][4], float acc[4])
+                                    float acc[4])
 {
     int lane = threadIdx.x % 32;
+    uint32_t scales = td_scales_of(w.pair);
 #pragma unroll
     for (int u = 0; u < turns<UNROLL>::GROUPS; u++) {
-        uint2 pair = make_uint2(__shfl_sync(0xffffffffu, w.pair.x, lane / 4 * 4 + u),
-                                __shfl_sync(0xffffffffu, w.pair.y, lane / 4 * 4 + u));
+        uint32_t own = __shfl_sync(0xffffffffu, scales, lane / 4 * 4 + u);
         float dot[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -62,16 +61,25 @@ static TD_DEVICE void multiply_part(const typename turns<UNROLL>::part &w, const
             td_decode<TD_W_Q4>(&w.raw[u], 2 * half + 1, a);
             td_mma_bf16(dot, a, b.z, b.w);
         }
-        float2 sum = sums[u][lane % 4];
-        td_fold_q4(acc, dot, pair, sum.x, sum.y);
+        td_fold_q4(acc, dot, own);
     }
 }
 
-/* A warp's slice of all rows of x into its own memory, and the sums of its groups. Odd rows have the halves of a group
- * exchanged, so that the pieces of two rows lie in different banks. */
+/* The lane's two pairs of the panel's offsets, from those of its parts: groups t and t + 4 of the slice. */
+template <int UNROLL> static TD_DEVICE void own_offsets(const uint2 pair[MOST_PARTS], uint32_t offsets[2])
+{
+    const int GROUPS = turns<UNROLL>::GROUPS, PARTS = turns<UNROLL>::PARTS;
+    const uint2 none = make_uint2(0, 0);
+    int t = threadIdx.x % 4;
+    uint2 low = t < GROUPS ? pair[0] : PARTS > 1 && t < 2 * GROUPS ? pair[PARTS - 1] : none;
+    td_offsets_operand(low, GROUPS == 4 ? pair[PARTS - 1] : none, offsets);
+}
+
+/* A warp's slice of all rows of x into its own memory, and the operands of its sums. Odd rows have the halves of a
+ * group exchanged, so that the pieces of two rows lie in different banks. */
 template <int UNROLL>
-static TD_DEVICE void prepare_x(const td_product &p, typename turns<UNROLL>::shared *own, unsigned char *rows,
-                                const unsigned char *const x[2])
+static TD_DEVICE void prepare_x(const td_product &p, unsigned char *rows, const unsigned char *const x[2],
+                                uint32_t sums[3])
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -83,15 +91,14 @@ static TD_DEVICE void prepare_x(const td_product &p, typename turns<UNROLL>::sha
     td_copy_commit();
     td_copy_wait<0>();
     __syncwarp();
+    float own[2] = { 0.0f, 0.0f };
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         uint4 low = *(const uint4 *)(x[0] + u * 128), high = *(const uint4 *)(x[1] + u * 128);
         uint32_t b[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
-        float2 sum;
-        td_group_sums(b, &sum.x, &sum.y);
-        if (lane < 4) own->sums[u][lane] = sum;
+        td_group_sums(b, u, own);
     }
-    __syncwarp();
+    td_sums_operand(own, sums);
 }
 
 template <int UNROLL> static __global__ void __launch_bounds__(32 * WARPS, BLOCKS) k_linear_turns(td_product p)
@@ -109,19 +116,25 @@ template <int UNROLL> static __global__ void __launch_bounds__(32 * WARPS, BLOCK
     int row = min(g, p.n_rows - 1);
     const unsigned char *x[2] = { rows + row * plan::ROW + t * 16 + (row & 1) * 64,
                                   rows + row * plan::ROW + t * 16 + 64 - (row & 1) * 64 };
-    prepare_x<UNROLL>(p, own, rows, x);
+    uint32_t sums[3];
+    prepare_x<UNROLL>(p, rows, x, sums);
     int turn = 0;
     for (int panel = blockIdx.x; panel < p.n_panels; panel += gridDim.x, turn ^= 1) {
         at += gridDim.x * p.panel_bytes;
         float acc[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        uint2 pair[MOST_PARTS];
 #pragma unroll
         for (int i = 0; i < plan::PARTS; i++) {
             const int first = i * plan::GROUPS;
             const unsigned char *part_x[2] = { x[0] + first * 128, x[1] + first * 128 };
-            multiply_part<UNROLL>(w[i], part_x, own->sums + first, acc);
+            multiply_part<UNROLL>(w[i], part_x, acc);
+            pair[i] = w[i].pair;
             if (panel + gridDim.x < p.n_panels) load_part<UNROLL>(at + first * TD_Q4_GROUP_ALL, &w[i]);
             __syncwarp(); /* keeps the loads here: the compiler would collect them at the end */
         }
+        uint32_t offsets[2];
+        own_offsets<UNROLL>(pair, offsets);
+        td_fold_offsets(acc, offsets, sums);
 #pragma unroll
         for (int i = 0; i < 4; i++) own->red[turn][2 * t + i % 2][g + i / 2 * 8] = acc[i];
         __syncthreads(); /* one a panel: the shares of two panels have a place each */

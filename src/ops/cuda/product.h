@@ -20,8 +20,8 @@ typedef struct td_product {
     td_bf16 *y_act;
     float *y_f32;
     size_t y_stride, y_batch;
-    const float *sums; /* q4, many rows: [groups][sums_stride] of x, sums_stride a multiple of TD_MANY_ROWS */
-    size_t sums_stride;
+    const uint4 *sums; /* q4, many rows: operands of the sums of x, [blocks][sums_tiles][32 lanes] */
+    size_t sums_tiles; /* of eight rows, of whole tiles of TD_MANY_ROWS */
 } td_product;
 
 /* All give a row the same bits.
@@ -35,7 +35,7 @@ void td_product_few(const td_cuda_dev *dev, td_format format, const td_product *
 void td_product_many(const td_cuda_dev *dev, td_format format, const td_product *p, int n_batch);
 bool td_product_apart(const td_cuda_dev *dev, td_format format, const td_product *p, float *shares,
                       size_t shares_bytes);
-void td_product_sums(const td_cuda_dev *dev, const td_product *p, float *sums);
+void td_product_sums(const td_cuda_dev *dev, const td_product *p, uint4 *sums);
 bool td_product_turns(const td_cuda_dev *dev, const td_product *p);
 cudaError_t td_product_many_init(void);
 cudaError_t td_product_turns_init(void);
@@ -92,25 +92,65 @@ template <int FORMAT> TD_DEVICE void td_decode(const uint4 *raw, int step, uint3
     }
 }
 
-/* y = fma(b, sum, y); y = fma(s, dot, y) for outputs g (pair.x) and g + 8 (pair.y): the sum is there before dot is. */
-TD_DEVICE void td_fold_q4(float acc[4], const float dot[4], uint2 pair, float sum0, float sum1)
+/* y = fma(s, dot, y) for outputs g and g + 8, whose scales are the halves of `scales`. */
+TD_DEVICE void td_fold_q4(float acc[4], const float dot[4], uint32_t scales)
 {
-    float s0 = td_low_bf16(pair.x), b0 = td_high_bf16(pair.x), s1 = td_low_bf16(pair.y), b1 = td_high_bf16(pair.y);
-    acc[0] = fmaf(s0, dot[0], fmaf(b0, sum0, acc[0]));
-    acc[1] = fmaf(s0, dot[1], fmaf(b0, sum1, acc[1]));
-    acc[2] = fmaf(s1, dot[2], fmaf(b1, sum0, acc[2]));
-    acc[3] = fmaf(s1, dot[3], fmaf(b1, sum1, acc[3]));
+    float s0 = td_low_bf16(scales), s1 = td_high_bf16(scales);
+    acc[0] = fmaf(s0, dot[0], acc[0]);
+    acc[1] = fmaf(s0, dot[1], acc[1]);
+    acc[2] = fmaf(s1, dot[2], acc[2]);
+    acc[3] = fmaf(s1, dot[3], acc[3]);
 }
 
-/* Sums of a group of x for rows 2t, 2t + 1 of a B operand: the tensor core with ones for A. */
-TD_DEVICE void td_group_sums(const uint32_t b[8], float *sum0, float *sum1)
+/* Offsets (weight.h): of a block of up to eight groups, sum over groups of b * (sum of the group's x), as steps of the
+ * tensor core after the block's last group. k = 2t is group t of the block, 2t + 1 group t + 4, so that a lane's
+ * operands come from two groups' pairs.
+ *
+ * Sums of group j of its block, by steps with ones for B. As A, the 16 bytes of x that two steps have for B are two
+ * rows: what they add up to is added last, and no value has to move. A lane keeps two groups of row g: t and t + 4. */
+TD_DEVICE void td_group_sums(const uint32_t b[8], int j, float own[2])
 {
-    const uint32_t ones[4] = { 0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u };
+    const uint32_t ones = 0x3f803f80u;
     float c[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    td_mma_bf16(c, b, ones, ones);
+    td_mma_bf16(c, b + 4, ones, ones);
+    bool mine = (int)threadIdx.x % 4 == j % 4;
+    float sum = c[0] + c[2];
+    if (j < 4)
+        own[0] = mine ? sum : own[0];
+    else
+        own[1] = mine ? sum : own[1];
+}
+
+/* A block's sums, zeros where there is no group, as B operands: three bf16 parts, which are all 24 bits. */
+TD_DEVICE void td_sums_operand(const float own[2], uint32_t parts[3])
+{
+    float x0 = own[0], x1 = own[1];
 #pragma unroll
-    for (int step = 0; step < 4; step++) td_mma_bf16(c, ones, b[2 * step], b[2 * step + 1]);
-    *sum0 = c[0];
-    *sum1 = c[1];
+    for (int i = 0; i < 3; i++) {
+        parts[i] = td_pack_bf16(x0, x1);
+        x0 -= td_low_bf16(parts[i]);
+        x1 -= td_high_bf16(parts[i]);
+    }
+}
+
+/* Scales and offsets of groups t and t + 4, outputs g (x) and g + 8 (y), as they are stored. */
+TD_DEVICE void td_offsets_operand(uint2 low, uint2 high, uint32_t a[2])
+{
+    a[0] = __byte_perm(low.x, high.x, 0x7632);
+    a[1] = __byte_perm(low.y, high.y, 0x7632);
+}
+
+TD_DEVICE uint32_t td_scales_of(uint2 pair)
+{
+    return __byte_perm(pair.x, pair.y, 0x5410);
+}
+
+TD_DEVICE void td_fold_offsets(float acc[4], const uint32_t offsets[2], const uint32_t sums[3])
+{
+    const uint32_t a[4] = { offsets[0], offsets[1], offsets[0], offsets[1] };
+    td_mma_bf16(acc, a, sums[0], sums[1]);
+    td_mma_bf16_half(acc, offsets, sums[2]);
 }
 
 /* B operand of a group: two pieces of row x; b[2 step], b[2 step + 1]. Zeros beyond `in`, unless it fills all groups.

@@ -7,8 +7,9 @@
  * A step's "input 2t, 2t+1, 2t+8, 2t+9" are, in memory of x, four values in a row: input 64 G + 32 h + 8 t + i of step
  * 2 h + i / 4 (i = 0..7), so that a lane reads x in 16-byte pieces too. Inputs beyond `in` are zeros.
  *
- * Sums. `in` is cut into slices of whole groups; a slice is one chain of tensor-core steps from +0 (q4: per group a
- * chain, then y = fma(b, sum of x, y), y = fma(s, dot, y)); slices are added in order. The cut depends on `in` alone.
+ * Sums. `in` is cut into slices of whole groups; a slice is one chain of tensor-core steps from +0; slices are added in
+ * order. The cut depends on `in` alone. q4: a chain from +0 a group, then y = fma(s, dot, y); after every eight groups
+ * of a slice, and its last, tensor-core steps add their offsets' part, b times the sums of x (product.h).
  */
 #ifndef TD_OPS_CUDA_WEIGHT_H
 #define TD_OPS_CUDA_WEIGHT_H
@@ -24,7 +25,8 @@ enum {
     TD_Q4_SCALES = 64,
     TD_Q4_GROUP_ALL = TD_Q4_SCALES + 512,
     TD_FP8_HEAD = 64,
-    TD_SLICES_MAX = 8
+    TD_SLICES_MAX = 8,
+    TD_BLOCK_GROUPS = 8
 };
 
 TD_HD static inline int td_groups(int in)
@@ -46,6 +48,15 @@ TD_HD static inline size_t td_gpu_panel_bytes(td_format format, int in)
 TD_HD static inline int td_slices(int groups)
 {
     return groups >= 8 ? 8 : groups >= 4 ? 4 : groups >= 2 ? 2 : 1;
+}
+
+/* Blocks of up to TD_BLOCK_GROUPS groups, in all slices: what q4 adds offsets after. */
+TD_HD static inline int td_blocks(int groups)
+{
+    int slices = td_slices(groups), n = 0;
+    for (int s = 0; s < slices; s++)
+        n += (groups * (s + 1) / slices - groups * s / slices + TD_BLOCK_GROUPS - 1) / TD_BLOCK_GROUPS;
+    return n;
 }
 
 /* Where output o (0..15) of input k (0..63) of a group sits: step, lane, register of A, half of the register. */
