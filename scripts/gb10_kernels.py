@@ -16,14 +16,14 @@ ROWS = {1: "up to 8 rows", 2: "9 to 16 rows", 4: "17 to 64 rows"}
 KERNELS = {
     "k_embed": (256, 0, "embedding"),
     "k_hyper_slices": (256, 0, "hyper-connections: sums over slices"),
-    "k_hyper_slices_many": (256, 0, "hyper-connections: sums over slices, more than 8 rows"),
+    "k_hyper_slices_many": (128, 0, "hyper-connections: sums over slices, more than 8 rows"),
     "k_hyper_finish": (256, 16384, "hyper-connections: a row's finish"),
     "k_hyper_sinkhorn": (128, 0, "hyper-connections: mixing of the next site, on a branch"),
     "k_linear_few": (256, 0, lambda t: f"product, {FORMATS[t[0]]}, {ROWS[t[1]]}, "
                      f"{t[2]} group{'s' if t[2] > 1 else ''} in flight, {SHAPES[t[3]]}"),
-    "k_linear_turns": (256, lambda t: 8 * (1056 * t[0] + 1088), lambda t: "product, q4, up to 8 rows, many panels, "
+    "k_linear_turns": (256, lambda t: 8 * (1024 * t[0] + 1088), lambda t: "product, q4, up to 8 rows, many panels, "
                        f"{t[0]} group{'s' if t[0] > 1 else ''} a slice"),
-    "k_linear_many": (128, 49664, lambda t: f"product, {FORMATS[t[0]]}, prompts" + (", slices apart" if t[1] else "")),
+    "k_linear_many": (128, 49152, lambda t: f"product, {FORMATS[t[0]]}, prompts" + (", slices apart" if t[1] else "")),
     "k_linear_add": (256, 0, "products of few outputs: slices added"),
     "k_linear_sums": (256, 0, "q4 products of prompts: sums of x"),
     "k_linear_align": (128, 0, "product: rows that are not aligned"),
