@@ -33,11 +33,10 @@ typedef struct router_few {
     uint32_t *counter;
 } router_few;
 
-/* A key as a number that is larger for a larger key; NaN is below all keys, 0 is none. */
-static TD_DEVICE uint32_t rank_of(float key)
+/* An expert's rank: 0 is none, so NaN shares the lowest rank of all. */
+static TD_DEVICE uint32_t rank_of(float logit, float bias)
 {
-    uint32_t bits = __float_as_uint(key + 0.0f);
-    return key == key ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 1u;
+    return max(td_rank_of(td_sigmoidf(logit) + bias), 1u);
 }
 
 /* A warp: lane k has the row's pick k. */
@@ -83,17 +82,9 @@ static __global__ void k_router_pick(router_call a, const float *logits)
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         int e = threadIdx.x % 32 + 32 * i;
-        rank[i] = e < a.n_experts ? rank_of(td_sigmoidf(logits[e]) + a.bias[e]) : 0;
+        rank[i] = e < a.n_experts ? rank_of(logits[e], a.bias[e]) : 0;
     }
     pick(a, row, rank, logits);
-}
-
-/* Counts an arrival, after which whoever counts later sees what this block, past a barrier, has stored. */
-static TD_DEVICE uint32_t arrive(uint32_t *counter)
-{
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    return before;
 }
 
 /* Four steps of a group for up to 8 rows; x: the lane's piece of its row. */
@@ -165,7 +156,7 @@ static TD_DEVICE void add_shares(const router_call &a, const router_few &f, int 
         for (int s = 0; s < TD_SLICES_MAX; s++)
             if (s < f.slices) sum += v[i][s];
         logits[e] = sum;
-        rank[i] = rank_of(td_sigmoidf(sum) + bias[i]);
+        rank[i] = rank_of(sum, bias[i]);
     }
 }
 
@@ -227,10 +218,7 @@ static __global__ void __launch_bounds__(32 * ROWS) k_router_few(router_call a, 
     }
     if (unit < f.n_panels * f.slices) share(a, f, unit);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        last = arrive(f.counter) == gridDim.x - 1;
-        if (last) *f.counter = 0;
-    }
+    if (threadIdx.x == 0) last = td_arrives_last(f.counter, 1, gridDim.x);
     __syncthreads();
     if (!last) return;
     for (int row = 0; row < a.n_rows; row++) {
