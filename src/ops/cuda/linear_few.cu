@@ -4,37 +4,6 @@
 
 enum { WARPS = 8 };
 
-/* A group's steps for all tiles of rows, onto c. */
-template <int FORMAT, int NT> static TD_DEVICE void few_steps(const uint4 *raw, const uint32_t b[NT][8], float c[NT][4])
-{
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-        uint32_t a[4];
-        td_decode<FORMAT>(raw, step, a);
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) td_mma_bf16(c[nt], a, b[nt][2 * step], b[nt][2 * step + 1]);
-    }
-}
-
-template <int FORMAT, int NT>
-static TD_DEVICE void few_group(const uint4 *raw, uint2 pair, const uint32_t b[NT][8], float acc[NT][4])
-{
-    if constexpr (FORMAT != TD_W_Q4) {
-        few_steps<FORMAT, NT>(raw, b, acc);
-    } else {
-        float dot[NT][4];
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) dot[nt][0] = dot[nt][1] = dot[nt][2] = dot[nt][3] = 0.0f;
-        few_steps<FORMAT, NT>(raw, b, dot);
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            float sum0, sum1;
-            td_group_sums(b[nt], &sum0, &sum1);
-            td_fold_q4(acc[nt], dot[nt], pair, sum0, sum1);
-        }
-    }
-}
-
 /* The warps' slices added in order, through shared memory, into y. */
 template <int FORMAT, int NT>
 static TD_DEVICE void add_slices(const td_product &p, int batch, int row0, int per_block, const float acc[NT][4],
@@ -111,7 +80,7 @@ static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT ==
                 own.x = __shfl_sync(0xffffffffu, own.x, g * 4 + u % 4);
                 own.y = __shfl_sync(0xffffffffu, own.y, g * 4 + u % 4);
             }
-            few_group<FORMAT, NT>(raw[u], own, b, acc);
+            td_few_group<FORMAT, NT>(raw[u], own, b, acc);
         }
         if (WHOLE && FORMAT == TD_W_Q4) break;
     }

@@ -128,4 +128,36 @@ template <bool FULL> TD_DEVICE void td_load_x(const td_bf16 *x, int k, int in, u
     }
 }
 
+/* A group's steps for all tiles of rows, onto c. */
+template <int FORMAT, int NT> TD_DEVICE void td_few_steps(const uint4 *raw, const uint32_t b[NT][8], float c[NT][4])
+{
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        uint32_t a[4];
+        td_decode<FORMAT>(raw, step, a);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) td_mma_bf16(c[nt], a, b[nt][2 * step], b[nt][2 * step + 1]);
+    }
+}
+
+/* A group onto acc; pair: of q4. */
+template <int FORMAT, int NT>
+TD_DEVICE void td_few_group(const uint4 *raw, uint2 pair, const uint32_t b[NT][8], float acc[NT][4])
+{
+    if constexpr (FORMAT != TD_W_Q4) {
+        td_few_steps<FORMAT, NT>(raw, b, acc);
+    } else {
+        float dot[NT][4];
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) dot[nt][0] = dot[nt][1] = dot[nt][2] = dot[nt][3] = 0.0f;
+        td_few_steps<FORMAT, NT>(raw, b, dot);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            float sum0, sum1;
+            td_group_sums(b[nt], &sum0, &sum1);
+            td_fold_q4(acc[nt], dot[nt], pair, sum0, sum1);
+        }
+    }
+}
+
 #endif
