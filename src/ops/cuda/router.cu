@@ -9,11 +9,10 @@
 enum {
     ROWS = 4, /* of a block of k_router_pick */
     PER_LANE = TD_EXPERTS_MAX / 32,
-    FEW_ROWS = 4,  /* with more, picking row by row costs more than a launch */
-    FEW_WARPS = 9, /* of a block of k_router_few: 288 experts are a thread each */
-    FEW_THREADS = 32 * FEW_WARPS,
-    EACH = (TD_EXPERTS_MAX + FEW_THREADS - 1) / FEW_THREADS,
-    FEW_GROUPS = 8 /* of a slice: a lane has all its weights in registers */
+    FEW_ROWS = 4,                 /* with more, picking row by row costs more than a launch */
+    FEW_WARPS = 9,                /* of a block of k_router_few */
+    FEW_THREADS = 32 * FEW_WARPS, /* and the most experts: a thread each */
+    FEW_GROUPS = 8                /* of a slice: a lane has all its weights in registers */
 };
 
 typedef struct router_call {
@@ -143,35 +142,23 @@ static TD_DEVICE void share(const router_call &a, const router_few &f, int unit)
     }
 }
 
-/* The block that has arrived last: a row's keys from the shares of all blocks, as ranks, and its sigmoids; of
- * experts threadIdx.x + i * FEW_THREADS. */
-static TD_DEVICE void add_shares(const router_call &a, const router_few &f, int row, float *sigmoids,
-                                 uint32_t rank[EACH])
+/* The block that has arrived last: the key of expert threadIdx.x from the shares of all blocks, as a rank; its sigmoid
+ * into sigmoids. 0: there is no such expert. */
+static TD_DEVICE uint32_t add_shares(const router_call &a, const router_few &f, int row, float *sigmoids)
 {
-    int width = TD_TILE_OUT * f.n_panels;
-    float v[EACH][TD_SLICES_MAX], bias[EACH];
+    int width = TD_TILE_OUT * f.n_panels, e = threadIdx.x;
+    const float *shares = f.shares + (size_t)row * f.slices * width + e;
+    float v[TD_SLICES_MAX], sum = 0.0f;
+    if (e >= a.n_experts) return 0;
+    float bias = __ldg(a.bias + e);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int e = threadIdx.x + i * FEW_THREADS;
-        const float *shares = f.shares + (size_t)row * f.slices * width + e;
-        bias[i] = e < a.n_experts ? __ldg(a.bias + e) : 0.0f;
+    for (int s = 0; s < TD_SLICES_MAX; s++) v[s] = s < f.slices ? __ldcg(shares + s * width) : 0.0f;
 #pragma unroll
-        for (int s = 0; s < TD_SLICES_MAX; s++)
-            v[i][s] = e < a.n_experts && s < f.slices ? __ldcg(shares + s * width) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int e = threadIdx.x + i * FEW_THREADS;
-        float sum = 0.0f;
-        rank[i] = 0;
-        if (e >= a.n_experts) continue;
-#pragma unroll
-        for (int s = 0; s < TD_SLICES_MAX; s++)
-            if (s < f.slices) sum += v[i][s];
-        float sigmoid = td_sigmoidf(sum);
-        sigmoids[e] = sigmoid;
-        rank[i] = rank_of(sigmoid + bias[i]);
-    }
+    for (int s = 0; s < TD_SLICES_MAX; s++)
+        if (s < f.slices) sum += v[s];
+    sum = td_sigmoidf(sum);
+    sigmoids[e] = sum;
+    return rank_of(sum + bias);
 }
 
 /* Rank and expert as one number: of equal ranks the lower id comes first. */
@@ -181,42 +168,42 @@ static TD_DEVICE uint64_t order_of(uint32_t rank, uint32_t id)
 }
 
 /* A warp's top_k of the experts that its threads have ranks of, as orders. An expert's place is the number of those
- * before it, all of which are counted at once. There may be fewer than top_k: then zeros follow. */
-static TD_DEVICE void best_of_warp(const router_call &a, const uint32_t rank[EACH], uint64_t *best_orders)
+ * before it. There may be fewer than top_k: then zeros follow. (Loops are short ones: this is executed once, and what it
+ * waits for is its own instructions.) */
+static TD_DEVICE void best_of_warp(int top_k, uint32_t rank, uint64_t *best_orders)
 {
-    int lane = threadIdx.x % 32, place[EACH] = {};
-    if (lane < a.top_k) best_orders[lane] = 0;
-#pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        if (j * FEW_THREADS >= a.n_experts) continue;
-#pragma unroll
-        for (int from = 0; from < 32; from++) {
-            uint32_t other = __shfl_sync(0xffffffffu, rank[j], from);
-#pragma unroll
-            for (int i = 0; i < EACH; i++)
-                place[i] += other > rank[i] || (other == rank[i] && (j < i || (j == i && from < lane)));
-        }
+    int lane = threadIdx.x % 32, place = 0;
+#pragma unroll 8
+    for (int i = 1; i < 32; i++) {
+        int from = (lane + i) % 32;
+        uint32_t other = __shfl_sync(0xffffffffu, rank, from);
+        place += other > rank || (other == rank && from < lane);
     }
+    if (lane < top_k) best_orders[lane] = 0;
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (rank[i] && place[i] < a.top_k) best_orders[place[i]] = order_of(rank[i], threadIdx.x + i * FEW_THREADS);
+    if (rank && place < top_k) best_orders[place] = order_of(rank, threadIdx.x);
 }
 
-/* A block: a row's picks among those of all warps, a thread a candidate. */
-static TD_DEVICE void pick_best(const router_call &a, const uint64_t *orders, int *picks)
+/* A block: a row's picks among those of all warps. A candidate's place is counted by four threads. */
+static TD_DEVICE void pick_best(int top_k, const uint64_t *orders, int *picks)
 {
-    int n = FEW_WARPS * a.top_k, place = 0;
-    if ((int)threadIdx.x >= n) return;
-    uint64_t own = orders[threadIdx.x];
-#pragma unroll 8
-    for (int i = 0; i < n; i++) place += orders[i] > own;
-    if (own && place < a.top_k) picks[place] = (int)~(uint32_t)own;
+    enum { PARTS = 4 };
+    int n = FEW_WARPS * top_k, part = threadIdx.x % PARTS;
+#pragma unroll 1
+    for (int first = 0; first < n; first += FEW_THREADS / PARTS) {
+        int c = first + threadIdx.x / PARTS, place = 0;
+        uint64_t own = c < n ? orders[c] : 0;
+#pragma unroll 6
+        for (int i = part; i < n; i += PARTS) place += orders[i] > own;
+#pragma unroll
+        for (int step = 1; step < PARTS; step *= 2) place += __shfl_xor_sync(0xffffffffu, place, step);
+        if (own && part == 0 && place < top_k) picks[place] = (int)~(uint32_t)own;
+    }
 }
 
 static __global__ void __launch_bounds__(FEW_THREADS) k_router_few(router_call a, router_few f)
 {
-    __shared__ float sigmoids[FEW_ROWS][TD_EXPERTS_MAX];
+    __shared__ float sigmoids[FEW_ROWS][FEW_THREADS];
     __shared__ uint64_t orders[FEW_ROWS][FEW_WARPS * TD_TOP_K_MAX];
     __shared__ int picks[FEW_ROWS][TD_TOP_K_MAX];
     __shared__ bool last;
@@ -230,13 +217,12 @@ static __global__ void __launch_bounds__(FEW_THREADS) k_router_few(router_call a
     }
     __syncthreads();
     if (!last) return;
-    for (int row = 0; row < a.n_rows; row++) {
-        uint32_t rank[EACH];
-        add_shares(a, f, row, sigmoids[row], rank);
-        best_of_warp(a, rank, orders[row] + warp * a.top_k);
-    }
+#pragma unroll 1
+    for (int row = 0; row < a.n_rows; row++)
+        best_of_warp(a.top_k, add_shares(a, f, row, sigmoids[row]), orders[row] + warp * a.top_k);
     __syncthreads();
-    for (int row = 0; row < a.n_rows; row++) pick_best(a, orders[row], picks[row]);
+#pragma unroll 1
+    for (int row = 0; row < a.n_rows; row++) pick_best(a.top_k, orders[row], picks[row]);
     __syncthreads();
     if (warp >= a.n_rows) return;
     int id = picks[warp][lane < a.top_k ? lane : 0];
@@ -264,8 +250,8 @@ static bool launch_few(td_cuda_dev *dev, const td_router_args *a, const router_c
     f.n_panels = (int)td_ceil_div((size_t)a->n_experts, TD_TILE_OUT);
     f.shares = shares;
     f.counter = td_cuda_counters(dev) + TD_COUNTERS_ROUTER_AT;
-    if (a->n_rows > FEW_ROWS || a->w->format != TD_W_BF16 || f.groups > f.slices * FEW_GROUPS || a->dim % 8 ||
-        ((uintptr_t)a->x & 15))
+    if (a->n_rows > FEW_ROWS || a->n_experts > FEW_THREADS || a->w->format != TD_W_BF16 ||
+        f.groups > f.slices * FEW_GROUPS || a->dim % 8 || ((uintptr_t)a->x & 15))
         return false;
     td_launch(dev, k_router_few, td_ceil_div((size_t)(f.n_panels * f.slices), FEW_WARPS), FEW_THREADS, 0, *call, f);
     return true;
