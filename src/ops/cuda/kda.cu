@@ -44,21 +44,30 @@ static TD_DEVICE void load_channel(const td_kda_call &a, const td_segment *segme
         c->raw[j] = td_load_bf16(td_kda_conv_at(a, segment, segment->parity, j) + column_of(a, head));
 }
 
+/* What convolve() reads first, to be asked for ahead of it: the thread's channel of row t0, or a row's beta. */
+static TD_DEVICE td_bf16 first_raw(const td_kda_call &a, const td_segment *segment, int head, int t0, int n)
+{
+    size_t row = (size_t)(segment->first_row + t0);
+    if (part_of() < 3) return a.proj[row * a.proj_stride + column_of(a, head)];
+    int t = threadIdx.x % TD_HEAD;
+    return t < n ? a.beta_raw[(row + t) * a.beta_stride + head] : 0;
+}
+
 /* The thread's channel of q, k or v of n rows from t0, without the norms; beta. saved: of the segment's first row. */
 static TD_DEVICE void convolve(const td_kda_call &a, const td_segment *segment, int head, int t0, int n, int saved,
-                               channel_state *c, row_block *b)
+                               td_bf16 first, channel_state *c, row_block *b)
 {
     int part = part_of(), channel = threadIdx.x % TD_HEAD;
     size_t width = (size_t)a.n_heads * TD_HEAD, column = column_of(a, head);
     if (part == 3) {
         if (channel >= n) return;
-        float beta = td_kda_beta(a, segment, head, t0 + channel);
+        float beta = td_kda_beta(first);
         b->beta[channel] = beta;
         if (a.saved.k) a.saved.beta[(size_t)(saved + t0 + channel) * a.n_heads + head] = beta;
         return;
     }
     const td_bf16 *from = a.proj + (size_t)(segment->first_row + t0) * a.proj_stride + column;
-    float next = td_load_bf16(from);
+    float next = td_load_bf16(&first);
 #pragma unroll 1
     for (int t = 0; t < n; t++) {
         float raw[TD_CONV] = { c->raw[0], c->raw[1], c->raw[2], next };
@@ -126,11 +135,12 @@ static __global__ void __launch_bounds__(TD_KDA_THREADS, BLOCKS) k_kda_recurrent
 {
     extern __shared__ __align__(16) unsigned char smem[];
     row_block *b = (row_block *)smem;
-    const td_segment *segment = a.segments + blockIdx.y;
+    const td_segment own = a.segments[blockIdx.y], *segment = &own; /* in registers */
     td_kda_gate_weights<GATES> gate_weights;
     channel_state channel;
     float m[TD_KDA_QUARTER];
     bool live = !segment->chunked && segment->n_rows > 0;
+    int saved = live && a.saved.k ? td_kda_first_saved(a.segments, blockIdx.y) : 0;
     if (live) {
         load_channel(a, segment, blockIdx.x, &channel);
         td_kda_load_gates<GATES>(a, blockIdx.x, &gate_weights);
@@ -143,11 +153,11 @@ static __global__ void __launch_bounds__(TD_KDA_THREADS, BLOCKS) k_kda_recurrent
     }
     td_begin(); /* by every block: a kernel is over when all are, and the next one counts on that */
     if (!live) return;
-    int saved = a.saved.k ? td_kda_first_saved(a.segments, blockIdx.y) : 0;
     for (int t0 = 0; t0 < segment->n_rows; t0 += ROWS) {
         int n = min(segment->n_rows - t0, (int)ROWS);
+        td_bf16 first = first_raw(a, segment, blockIdx.x, t0, n);
         td_kda_multiply_gates<GATES>(a, segment, t0, n, gate_weights, b->o[0]);
-        convolve(a, segment, blockIdx.x, t0, n, saved, &channel, b);
+        convolve(a, segment, blockIdx.x, t0, n, saved, first, &channel, b);
         if (t0 + ROWS >= segment->n_rows) store_channel(a, segment, blockIdx.x, channel);
         __syncthreads();
         normalise(a, blockIdx.x, t0, n, saved, b);

@@ -54,6 +54,7 @@ TD_DEVICE td_bf16 *td_kda_conv_at(const td_kda_call &a, const td_segment *segmen
 TD_DEVICE int td_kda_first_saved(const td_segment *segments, int segment)
 {
     int row = 0;
+#pragma unroll 1
     for (int i = 0; i < segment; i++) row += segments[i].chunked ? 0 : segments[i].n_rows;
     return row;
 }
@@ -100,10 +101,9 @@ TD_DEVICE float td_kda_decay(const td_kda_call &a, float neg_a, float dt_bias, f
     return td_expf(a.lower_bound * td_sigmoidf(neg_a * (f + dt_bias)));
 }
 
-TD_DEVICE float td_kda_beta(const td_kda_call &a, const td_segment *segment, int head, int t)
+TD_DEVICE float td_kda_beta(td_bf16 raw)
 {
-    return td_round_bf16(
-        td_sigmoidf(td_load_bf16(a.beta_raw + (size_t)(segment->first_row + t) * a.beta_stride + head)));
+    return td_round_bf16(td_sigmoidf(td_load_bf16(&raw)));
 }
 
 /* y = gated norm of act(o) of row t. norm, gate: the weights, and sigmoid(gate), of the head's 128 channels. */

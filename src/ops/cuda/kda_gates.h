@@ -8,7 +8,7 @@
 #include "ops/cuda/product.h"
 
 enum {
-    TD_KDA_GATES_THERE = -1, /* in memory; otherwise the format of f_b and g_b */
+    TD_KDA_GATES_THERE = TD_W_FP8 + 1, /* in memory; else the format of f_b and g_b */
     TD_KDA_GATE_ROWS = 8,
     TD_KDA_GATE_SLICES = TD_HEAD / TD_TILE_IN,
     TD_KDA_GATE_PANELS = TD_HEAD / TD_TILE_OUT
