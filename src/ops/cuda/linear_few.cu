@@ -30,14 +30,15 @@ static TD_DEVICE void add_slices(const td_product &p, int batch, int row0, int p
 /* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
  * FULL_GROUPS: no group has inputs beyond `in`. WHOLE_SLICES: also, every slice is a multiple of UNROLL groups, and
  * exactly UNROLL with q4 (nothing walks, which saves registers). So no branch keeps the loads of x from going ahead of
- * the products before them; behind a branch each they were most of a block's time. */
-enum { ANY_SHAPE, FULL_GROUPS, WHOLE_SLICES };
+ * the products before them; behind a branch each they were most of a block's time. WHOLE_ROUNDS: q4, several times
+ * UNROLL; a group's registers take what comes a round later. */
+enum { ANY_SHAPE, FULL_GROUPS, WHOLE_SLICES, WHOLE_ROUNDS };
 
 template <int FORMAT, int NT, int UNROLL, int SHAPE>
 static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT == 1 ? 3 : 2) k_linear_few(td_product p)
 {
     const int N = td_pieces<FORMAT>::N;
-    const bool WHOLE = SHAPE == WHOLE_SLICES;
+    const bool WHOLE = SHAPE == WHOLE_SLICES || SHAPE == WHOLE_ROUNDS, AHEAD = SHAPE == WHOLE_ROUNDS;
     const bool SHARED_PAIRS =
         FORMAT == TD_W_Q4 && WHOLE && UNROLL % 4 == 0; /* four lanes need the same: a group each */
     __shared__ float red[WARPS][8 * NT][TD_TILE_OUT + 1];
@@ -55,12 +56,12 @@ static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT ==
     float acc[NT][4];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) acc[nt][0] = acc[nt][1] = acc[nt][2] = acc[nt][3] = 0.0f;
+    uint4 raw[UNROLL][N];
+    uint2 pair[SHARED_PAIRS ? UNROLL / 4 : UNROLL];
     for (int group = first; panel < p.n_panels && group < end; group += UNROLL, w += UNROLL * GB) {
-        uint4 raw[UNROLL][N];
-        uint2 pair[SHARED_PAIRS ? UNROLL / 4 : UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            if (!WHOLE && group + u >= end) continue;
+            if ((!WHOLE && group + u >= end) || (AHEAD && group != first)) continue;
             if (SHARED_PAIRS && u % 4 == 0) pair[u / 4] = td_load_early8(w + g * 8 + (u + t) * GB);
             if (FORMAT == TD_W_Q4 && !SHARED_PAIRS) pair[u] = td_load_early8(w + g * 8 + u * GB);
 #pragma unroll
@@ -81,8 +82,11 @@ static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT ==
                 own.y = __shfl_sync(0xffffffffu, own.y, g * 4 + u % 4);
             }
             td_few_group<FORMAT, NT>(raw[u], own, b, acc);
+            if (!AHEAD || group + UNROLL >= end) continue;
+            raw[u][0] = td_load_early16(w + lane * 16 + (UNROLL + u) * GB + TD_Q4_SCALES);
+            if (u % 4 == 3) pair[u / 4] = td_load_early8(w + g * 8 + (UNROLL + u - 3 + t) * GB);
         }
-        if (WHOLE && FORMAT == TD_W_Q4) break;
+        if (WHOLE && FORMAT == TD_W_Q4 && !AHEAD) break;
     }
     add_slices<FORMAT, NT>(p, batch, row0, per_block, acc, red);
 }
@@ -93,6 +97,12 @@ static void launch_few(const td_cuda_dev *dev, const td_product &p, dim3 grid, i
 {
     bool rounds = FORMAT != TD_W_Q4 && UNROLL == MOST; /* several times as many groups will do too */
     bool whole = slice_groups && (slice_groups == UNROLL || (rounds && slice_groups % UNROLL == 0));
+    if constexpr (FORMAT == TD_W_Q4 && NT == 1 && UNROLL == MOST) {
+        if (slice_groups > UNROLL && slice_groups % UNROLL == 0) {
+            td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, WHOLE_ROUNDS>, grid, 32 * WARPS, 0, p);
+            return;
+        }
+    }
     if constexpr (FORMAT != TD_W_Q4 || NT == 1) { /* q4 for more rows: 128 registers would not do */
         if (whole) {
             td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, WHOLE_SLICES>, grid, 32 * WARPS, 0, p);
