@@ -43,6 +43,14 @@ TD_DEVICE float td_round_bf16(float x)
     return __uint_as_float((uint32_t)td_to_bf16(x) << 16);
 }
 
+/* Order of floats as order of integers from 1 on: +0 and -0 are one value, NaN is 0, below all. */
+TD_DEVICE uint32_t td_rank_of(float x)
+{
+    if (x != x) return 0;
+    uint32_t bits = __float_as_uint(x + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 TD_DEVICE uint32_t td_pack_bf16(float low, float high)
 {
     return (uint32_t)td_to_bf16(low) | (uint32_t)td_to_bf16(high) << 16;
@@ -134,6 +142,17 @@ TD_DEVICE uint32_t td_block_before(uint32_t x, uint32_t *scratch, uint32_t *all)
     uint32_t of_warp = lane < (int)blockDim.x / 32 ? scratch[lane] : 0;
     *all = __reduce_add_sync(0xffffffffu, of_warp);
     return sum - x + __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0);
+}
+
+/* Adds n arrivals of a block to a counter; true for those that make it `all`, and the counter is zero again. What the
+ * blocks stored before a barrier and this call is seen, past another barrier, by the block that arrives last. */
+TD_DEVICE bool td_arrives_last(uint32_t *counter, uint32_t n, uint32_t all)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n) : "memory");
+    if (before + n != all) return false;
+    *counter = 0;
+    return true;
 }
 
 TD_DEVICE void td_mma_bf16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)

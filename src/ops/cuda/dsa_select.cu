@@ -21,21 +21,13 @@ enum {
     STAGED = 16384     /* scores, where a context has so few */
 };
 
-/* Order of floats as order of integers; +0 and -0 are one value, NaN is below all. */
-static TD_DEVICE uint32_t rank_of(float score)
-{
-    if (score != score) return 0;
-    uint32_t bits = __float_as_uint(score + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 static TD_DEVICE float score_of_rank(uint32_t rank)
 {
     return __uint_as_float(rank & 0x80000000u ? rank ^ 0x80000000u : ~rank);
 }
 
 /* What is in shared memory is ranks already. */
-static TD_DEVICE uint32_t rank_of(uint32_t rank)
+static TD_DEVICE uint32_t td_rank_of(uint32_t rank)
 {
     return rank;
 }
@@ -69,7 +61,7 @@ static TD_DEVICE void narrow(pick_block *b, const T *score, int n, uint32_t low,
     enum { EACH = BINS / PICK };
     uint32_t prefix = b->prefix, mask = b->mask, digit = (1u << bits) - 1, left = (uint32_t)b->left;
     for (int i = threadIdx.x; i < n; i += PICK) {
-        uint32_t above = rank_of(score[i]) - low, bin = digit - (above >> shift & digit);
+        uint32_t above = td_rank_of(score[i]) - low, bin = digit - (above >> shift & digit);
         if ((above & mask) == prefix) atomicAdd(&b->bins[bin % EACH * PICK + bin / EACH], 1u);
     }
     __syncthreads();
@@ -128,7 +120,7 @@ template <int PICK> static TD_DEVICE void stage(pick_block *b, uint32_t *to, con
         for (int j = 0; j < AT_ONCE; j++) v[j] = from[min(i + j * PICK, n - 1)];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            uint32_t rank = rank_of(v[j]);
+            uint32_t rank = td_rank_of(v[j]);
             if (i + j * PICK < n) to[i + j * PICK] = rank;
             low = min(low, rank);
             high = max(high, rank);
@@ -199,7 +191,7 @@ static TD_DEVICE int filter(pick_block *b, pick_shared *c, const float *score, c
             uint32_t votes = __ballot_sync(0xffffffffu, x[j] >= bound);
             if (x[j] >= bound) {
                 int place = at + __popc(votes & ((1u << lane) - 1));
-                c->rank[place] = rank_of(x[j]);
+                c->rank[place] = td_rank_of(x[j]);
                 c->pool[place] = c->live[g + j] * TD_SELECT_GROUP + lane;
             }
             at += __popc(votes);
@@ -222,7 +214,7 @@ static TD_DEVICE void write_list(pick_block *b, const T *score, const int32_t *p
         uint32_t more = 0, equal = 0;
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            uint32_t rank = p + j < n ? rank_of(score[p + j]) : 0;
+            uint32_t rank = p + j < n ? td_rank_of(score[p + j]) : 0;
             if (p + j < n && rank > least) more |= 1u << j;
             if (p + j < n && rank == least) equal |= 1u << j;
         }

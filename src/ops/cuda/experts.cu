@@ -15,20 +15,6 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024, IDS_AT_ONCE = 4, INPUTS_AT_ONCE = 4 };
 
-/* Inclusive sum over the first TD_EXPERTS_MAX threads of a block. warp_sum: [TD_EXPERTS_MAX / 32]. */
-static TD_DEVICE int scan(int x, int *warp_sum)
-{
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int step = 1; step < 32; step <<= 1) {
-        int other = __shfl_up_sync(0xffffffffu, x, step);
-        if (lane >= step) x += other;
-    }
-    if (lane == 31 && warp < TD_EXPERTS_MAX / 32) warp_sum[warp] = x;
-    __syncthreads();
-    for (int w = 0; w < warp && w < TD_EXPERTS_MAX / 32; w++) x += warp_sum[w];
-    return x;
-}
-
 /* A thread's next ids, from pick `at` on; -1 for none and for experts that do not exist. */
 static TD_DEVICE void load_ids(const td_experts_call &a, int at, int id[IDS_AT_ONCE])
 {
@@ -46,8 +32,8 @@ static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_exper
 {
     td_begin();
     enum { SIZES = TD_ITEM_MANY / 8 };
-    __shared__ int count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX], warp_sum[TD_EXPERTS_MAX / 32];
-    __shared__ int of_size[SIZES], listed[SIZES];
+    __shared__ int count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX], of_size[SIZES], listed[SIZES];
+    __shared__ uint32_t warp_sum[GROUP_THREADS / 32];
     int e = threadIdx.x, id[IDS_AT_ONCE];
     if (e < TD_EXPERTS_MAX) count[e] = 0;
     if (e < SIZES) of_size[e] = listed[e] = 0;
@@ -61,7 +47,8 @@ static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_exper
     __syncthreads();
     int n = e < TD_EXPERTS_MAX ? count[e] : 0, items = (n + item_picks - 1) / item_picks;
     int size = items ? ((n + items - 1) / items + 7) / 8 * 8 : 0, from_largest = (item_picks - size) / 8;
-    int first = scan(n, warp_sum) - n;
+    uint32_t sorted;
+    int first = (int)td_block_before((uint32_t)n, warp_sum, &sorted);
     if (items) atomicAdd(&of_size[from_largest], items);
     if (e < TD_EXPERTS_MAX) start[e] = first; /* from here on the next free place */
     __syncthreads();
@@ -74,7 +61,7 @@ static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_exper
         int all = 0;
         for (int i = 0; i < SIZES; i++) all += of_size[i];
         *a.n_items = all;
-        *a.n_sorted = first + n;
+        *a.n_sorted = (int)sorted;
     }
     for (int at = e; at < a.picks; at += IDS_AT_ONCE * GROUP_THREADS) {
         load_ids(a, at, id);

@@ -197,15 +197,6 @@ static TD_DEVICE void product_of_mid(const td_experts_call &a, const uint8_t *w,
     }
 }
 
-/* Adds n arrivals to a counter; true for the one that makes it `all`, and sets it back. What the block wrote before is
- * written for whoever comes later: a fence of every thread and a barrier lie in between, and on the other side too. */
-static TD_DEVICE bool arrives_last(uint32_t *counter, uint32_t n, uint32_t all)
-{
-    if (atomicAdd(counter, n) + n != all) return false;
-    *counter = 0;
-    return true;
-}
-
 static TD_DEVICE void load_quad_l2(const float *p, float v[4])
 {
     float2 low = __ldcg((const float2 *)p), high = __ldcg((const float2 *)(p + 16));
@@ -244,15 +235,13 @@ static __global__ void __launch_bounds__(32 * W, W == WARPS ? 3 : 1) k_experts_f
         for (int s = 0; s < slices; s++) sum += red[q * slices + s][r][o];
         a.z[((size_t)pick_of[r] * 2 + matrix) * a.width + out] = sum;
     }
-    __threadfence();
     __syncthreads();
     if (tid < n_chunks)
         last[tid] = chunk0 + tid < chunks &&
-                    arrives_last(a.counters + (size_t)blockIdx.z * chunks + chunk0 + tid, min(part.per_block, 2), 4);
+                    td_arrives_last(a.counters + (size_t)blockIdx.z * chunks + chunk0 + tid, min(part.per_block, 2), 4);
     __syncthreads();
     for (int task = warp; task < n_chunks * item.n; task += W) {
         if (!last[task / item.n]) continue;
-        __threadfence();
         int pick = pick_of[task % item.n], i = (chunk0 + task / item.n) * BLOCK + td_quad_at();
         const float *z = a.z + (size_t)pick * 2 * a.width + i;
         float gate[4], up[4];
@@ -347,17 +336,15 @@ static __global__ void __launch_bounds__(32 * W, W == WARPS ? 3 : 1) k_experts_f
         to[0] = make_float2(v[0], v[1]);
         to[8] = make_float2(v[2], v[3]);
     }
-    __threadfence();
     __syncthreads();
     if (tid < tasks) {
         int row = pick_of[tid % item.n] / a.top_k;
-        last[tid] = arrives_last(a.counters + COUNTERS_IN + row * chunks + chunk0 + tid / item.n, 1,
-                                 __popcll(valid_of_row(a, item.valid, row)));
+        last[tid] = td_arrives_last(a.counters + COUNTERS_IN + row * chunks + chunk0 + tid / item.n, 1,
+                                    __popcll(valid_of_row(a, item.valid, row)));
     }
     __syncthreads();
     for (int task = warp; task < tasks; task += W) {
         if (!last[task]) continue;
-        __threadfence();
         combine(a, item.valid, pick_of[task % item.n] / a.top_k, chunk0 + task / item.n);
     }
 }

@@ -34,11 +34,10 @@ typedef struct router_few {
     uint32_t *counter;
 } router_few;
 
-/* A key as a number that is larger for a larger key; NaN is below all keys, 0 is none. */
+/* A key's rank: 0 is none, so NaN shares the lowest rank of all. */
 static TD_DEVICE uint32_t rank_of(float key)
 {
-    uint32_t bits = __float_as_uint(key + 0.0f);
-    return key == key ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 1u;
+    return max(td_rank_of(key), 1u);
 }
 
 /* A warp: lane k has the row's pick k and its sigmoid. */
@@ -88,14 +87,6 @@ static __global__ void k_router_pick(router_call a, const float *logits)
         rank[i] = e < a.n_experts ? rank_of(td_sigmoidf(logits[e]) + a.bias[e]) : 0;
     }
     pick(a, row, rank, logits);
-}
-
-/* Counts an arrival, after which whoever counts later sees what this block, past a barrier, has stored. */
-static TD_DEVICE uint32_t arrive(uint32_t *counter)
-{
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    return before;
 }
 
 /* Four steps of a group for up to 8 rows; x: the lane's piece of its row. */
@@ -211,10 +202,7 @@ static __global__ void __launch_bounds__(FEW_THREADS) k_router_few(router_call a
     if (32 * (int)threadIdx.x < a.n_experts) td_prefetch(a.bias + 32 * threadIdx.x); /* a line each */
     if (unit < f.n_panels * f.slices) share(a, f, unit);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        last = arrive(f.counter) == gridDim.x - 1;
-        if (last) *f.counter = 0;
-    }
+    if (threadIdx.x == 0) last = td_arrives_last(f.counter, 1, gridDim.x);
     __syncthreads();
     if (!last) return;
 #pragma unroll 1

@@ -24,13 +24,6 @@ enum {
     SORT_JOBS = 4 /* rows that are sorted at a time */
 };
 
-/* Order of floats as order of integers from 1; +0 and -0 are one value; NaN: 0. */
-static TD_DEVICE uint32_t rank_of(float z)
-{
-    uint32_t bits = __float_as_uint(z + 0.0f);
-    return z != z ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 static TD_DEVICE uint64_t key_of(uint32_t rank, int column)
 {
     return rank ? (uint64_t)rank << COLUMN_BITS | (uint32_t)((1 << COLUMN_BITS) - 1 - column) : 0;
@@ -72,7 +65,7 @@ static TD_DEVICE bool is_there(const row *r, int column)
 
 static TD_DEVICE uint64_t key_at(const row *r, int column)
 {
-    return is_there(r, column) ? key_of(rank_of(r->z[column]), column) : 0;
+    return is_there(r, column) ? key_of(td_rank_of(r->z[column]), column) : 0;
 }
 
 static TD_DEVICE td_candidate candidate_of(const row *r, uint64_t key)
@@ -122,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS) k_sample_max(td_sample_args a,
     for (int i = 0; i < PART / THREADS; i++) {
         int column = blockIdx.x * PART + i * THREADS + threadIdx.x;
         if (!is_there(&r, column)) continue;
-        uint64_t key = key_of(rank_of(r.z[column]), column);
+        uint64_t key = key_of(td_rank_of(r.z[column]), column);
         mine = join_max(mine, max_part{ key, 1, key ? 0 : 1 });
     }
     mine = warp_max(mine);
@@ -231,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS)
         int column = blockIdx.x * PART + i * THREADS + threadIdx.x;
         bool there = is_there(&r, column);
         float z = there ? r.z[column] : 0.0f;
-        uint32_t highest = __reduce_max_sync(0xffffffffu, there ? rank_of(z) : 0u);
+        uint32_t highest = __reduce_max_sync(0xffffffffu, there ? td_rank_of(z) : 0u);
         if (threadIdx.x % 32 == 0 && column < r.n_columns) most[blockIdx.y * n_groups + column / GROUP] = highest;
         if (there) {
             mine.n_allowed++;
