@@ -45,8 +45,8 @@ WEIGHT = {"bf16": lambda out, n: 2 * out * n, "q4": lambda out, n: out * n // 2 
           "fp8": lambda out, n: out * n + 4 * out}
 
 # calls a forward, outputs, inputs, format, fp32 result
-LINEAR = [(34, 12576, 4096, "q4", 0), (68, 4096, 128, "q4", 0), (34, 4096, 4096, "q4", 1), (3, 12288, 4096, "q4", 0),
-          (3, 4096, 6144, "q4", 1), (53, 2048, 4096, "q4", 0), (11, 256, 4096, "bf16", 0), (11, 4096, 1536, "q4", 0),
+LINEAR = [(34, 12576, 4096, "q4", 0), (34, 4096, 4096, "q4", 1), (3, 12288, 4096, "q4", 0), (3, 4096, 6144, "q4", 1),
+          (53, 2048, 4096, "q4", 0), (11, 256, 4096, "bf16", 0), (11, 4096, 1536, "q4", 0),
           (11, 32, 4096, "bf16", 1), (11, 8192, 1536, "q4", 0), (11, 4096, 8192, "q4", 1), (42, 4096, 1024, "q4", 1),
           (1, 77440, 4096, "fp8", 1)]
 
@@ -135,8 +135,10 @@ def operations(w):
         add("linear", f"{out} x {n} {form}", calls, WEIGHT[form](out, n) + 2 * r * n + (4 if fp32 else 2) * r * out,
             flops, flops * max(r, 8) // r, 2 if form == "q4" and not few else 1)
     heads, used = KDA_HEADS, len(w.segments)
-    add("kda", f"{heads} heads", 34, 2 * rows * (6 * heads * HEAD + heads) + 2 * used * heads * HEAD * HEAD * 4,
-        rows * heads * (3 * HEAD * 2 * 4 + 7 * HEAD * HEAD), kernels=3 if w.chunk else 1)
+    width = heads * HEAD  # with its gates: f_b and g_b
+    add("kda", f"{heads} heads", 34, 2 * rows * (4 * width + 2 * HEAD + heads) + 2 * WEIGHT["q4"](width, HEAD) +
+        2 * used * width * HEAD * 4, rows * (heads * (3 * HEAD * 2 * 4 + 7 * HEAD * HEAD) + 4 * width * HEAD),
+        kernels=7 if w.chunk else 1)
     lora = Q_LORA + KV_LORA
     add("dsa_store", "", 11, 2 * rows * (lora + 2 * HEAD) + rows * KV_ROW + rows / POOL * POOL_ROW +
         2 * rows * (Q_LORA + 2 * HEAD), rows * 4 * (lora + HEAD), kernels=2)

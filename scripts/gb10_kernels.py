@@ -8,7 +8,7 @@ GB10 = dict(sm=48, ghz=2.4, registers=65536, shared=100 * 1024, block_shared=99 
 H200 = dict(sm=132, ghz=1.755, registers=65536, shared=228 * 1024, block_shared=227 * 1024, threads=2048, blocks=32)
 
 FORMATS, KINDS = ["bf16", "q4", "fp8"], ["4-bit mcg", "other EXL3", "plain"]
-SHAPES = ["any shape", "full groups", "equal slices"]
+SHAPES = ["any shape", "full groups", "equal slices", "equal slices in rounds"]
 FEW = {16: "one row", 8: "2 to 8 rows"}
 WINDOWS = {1: "windows", 2: "prompts"}
 ROWS = {1: "up to 8 rows", 2: "9 to 16 rows", 4: "17 to 64 rows"}
@@ -27,7 +27,8 @@ KERNELS = {
     "k_linear_add": (256, 0, "products of few outputs: slices added"),
     "k_linear_sums": (256, 0, "q4 products of prompts: sums of x"),
     "k_linear_align": (128, 0, "product: rows that are not aligned"),
-    "k_kda_recurrent": (512, 36896, lambda t: "KDA row by row" + (", two blocks" if t[0] == 2 else "")),
+    "k_kda_recurrent": (512, 41504, lambda t: "KDA row by row" + (", two blocks" if t[0] == 2 else "") + ", gates " +
+                        (FORMATS + ["there"])[t[1]]),
     "k_kda_replay": (512, 0, "KDA: kept rows of a window again"),
     "k_kda_chunk_prepare": (256, 95488, lambda t: "KDA of prompts: a chunk's products" + ("" if t[0] else ", rows not aligned")),
     "k_kda_chunk_scan": (128, 90624, "KDA of prompts: through the chunks"),
@@ -45,7 +46,7 @@ KERNELS = {
     "k_attend_merge": (64, 528, "attention of windows: merge"),
     "k_attend_prompt": (256, 99200, lambda t: f"attention of prompts, {['bf16', 'fp8'][t[0]]} rows"),
     "k_experts_check": (256, 0, "start: does the tensor core add as experts need it"),
-    "k_router_few": (128, 0, "router, up to four rows"),
+    "k_router_few": (288, 0, "router, up to four rows"),
     "k_router_pick": (128, 0, "router, more rows: choice"),
     "k_swiglu": (256, 0, "SwiGLU of dense and shared experts"),
     "k_experts_few_in": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]}: gate, up"),

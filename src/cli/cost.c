@@ -73,11 +73,14 @@ static double kda_state_bytes(double heads)
 /* The chunked form is charged what the recurrence would need: its extra products are its own choice. */
 td_cost td_cost_kda(const td_dev *dev, const td_kda_args *a)
 {
-    double rows = a->window->n_rows, width = (double)a->n_heads * TD_HEAD;
+    double rows = a->window->n_rows, width = (double)a->n_heads * TD_HEAD, weights = 0;
     int used = 0;
+    if (a->low.f_b) weights = 2.0 * (double)td_cpu_weight_bytes(a->low.f_b->format, a->low.f_b->out, TD_HEAD);
     for (int i = 0; i < a->window->n_segments; i++) used += a->window->host_segments[i].n_rows > 0;
-    return (td_cost){ .bytes = act_bytes(dev, rows * (6 * width + a->n_heads)) + 2 * used * kda_state_bytes(a->n_heads),
-                      .flops = rows * a->n_heads * kda_head_flops() };
+    double gates = a->low.f_b ? 2.0 * TD_HEAD : 2 * width; /* columns that are read: before or after the product */
+    return (td_cost){ .bytes = act_bytes(dev, rows * (4 * width + gates + a->n_heads)) + weights +
+                               2 * used * kda_state_bytes(a->n_heads),
+                      .flops = rows * (a->n_heads * kda_head_flops() + (a->low.f_b ? 4.0 * width * TD_HEAD : 0)) };
 }
 
 td_cost td_cost_kda_replay(const td_dev *dev, const td_kda_replay_args *a)

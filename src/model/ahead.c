@@ -11,8 +11,10 @@ static void add_weight(const td_model *m, td_model_ahead *ahead, const td_weight
 static void add_kda(const td_model *m, td_model_ahead *ahead, const td_model_kda *kda)
 {
     add_weight(m, ahead, &kda->in);
-    add_weight(m, ahead, &kda->f_b);
-    add_weight(m, ahead, &kda->g_b);
+    for (int own = 0; own < m->n_own; own++) {
+        add_weight(m, ahead, &kda->shard[own].f_b);
+        add_weight(m, ahead, &kda->shard[own].g_b);
+    }
 }
 
 static void add_dsa(const td_model *m, td_model_ahead *ahead, const td_model_dsa *dsa)

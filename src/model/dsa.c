@@ -17,9 +17,9 @@ static td_status project(td_model *m, const td_model_dsa *dsa, const td_window *
     bool beside = td_model_branches(m, w->n_rows);
     if (beside) TD_TRY(td_dev_fork(m->dev));
     TD_TRY(td_model_linear(m, &dsa->index_in, w->n_rows, m->s.n, dim, index, stride));
-    if (sparse) TD_TRY(td_model_linear_f32(m, &dsa->index_weights, w->n_rows, m->s.n, dim, m->s.index_weights, heads));
     if (beside) TD_TRY(td_dev_main(m->dev));
     TD_TRY(td_model_linear(m, &dsa->latent_in, w->n_rows, m->s.n, dim, m->s.dsa_proj, stride));
+    if (sparse) TD_TRY(td_model_linear_f32(m, &dsa->index_weights, w->n_rows, m->s.n, dim, m->s.index_weights, heads));
     return beside ? td_dev_join(m->dev) : TD_OK;
 }
 

@@ -25,12 +25,12 @@ typedef struct td_model_kda_shard {
     td_kda_weights w;
     td_kda_state state;
     td_kda_saved saved;
-    td_weight out; /* columns of this shard's heads */
+    td_weight f_b, g_b; /* [heads * 128][128] */
+    td_weight out;      /* columns of this shard's heads */
 } td_model_kda_shard;
 
 typedef struct td_model_kda {
-    td_weight in;       /* [columns above][dim] */
-    td_weight f_b, g_b; /* [own heads * 128][128] */
+    td_weight in; /* [columns above][dim] */
     td_model_kda_shard shard[TD_SHARDS];
 } td_model_kda;
 

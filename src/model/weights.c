@@ -48,6 +48,9 @@ static void build_kda_shard(td_builder *b, const td_model *m, td_model_kda_shard
     td_build_mapped(b, &shard->w.neg_a, 1, &a_log, 1, td_expf); /* exp(A_log) */
     td_part dt_bias = { "self_attn.dt_bias", rows, own };
     td_build_floats(b, &shard->w.dt_bias, 1, &dt_bias, 1);
+    td_part f_b = { "self_attn.f_b_proj.weight", rows, own }, g_b = { "self_attn.g_b_proj.weight", rows, own };
+    td_build_matrix(b, &shard->f_b, m->options.dense, TD_HEAD, all_of(TD_HEAD), &f_b, 1);
+    td_build_matrix(b, &shard->g_b, m->options.dense, TD_HEAD, all_of(TD_HEAD), &g_b, 1);
     td_part out = td_part_all("self_attn.o_proj.weight", c->hidden);
     td_build_matrix(b, &shard->out, m->options.dense, rows, own, &out, 1);
 }
@@ -68,11 +71,6 @@ static void build_kda(td_builder *b, const td_model *m, td_model_kda *kda)
     in[n++] = td_part_all("self_attn.g_a_proj.weight", TD_HEAD);
     in[n++] = (td_part){ "self_attn.b_proj.weight", c->kda_heads, own_heads(m, true) }; /* last: any number of rows */
     td_build_matrix(b, &kda->in, m->options.dense, c->hidden, all_of(c->hidden), in, n);
-
-    td_part f_b = { "self_attn.f_b_proj.weight", rows, head_rows(own_heads(m, true), TD_HEAD) };
-    td_part g_b = { "self_attn.g_b_proj.weight", rows, head_rows(own_heads(m, true), TD_HEAD) };
-    td_build_matrix(b, &kda->f_b, m->options.dense, TD_HEAD, all_of(TD_HEAD), &f_b, 1);
-    td_build_matrix(b, &kda->g_b, m->options.dense, TD_HEAD, all_of(TD_HEAD), &g_b, 1);
 
     const float *o_norm = kda->shard[0].w.o_norm;
     td_build_vector(b, &o_norm, "self_attn.o_norm.weight", TD_HEAD);

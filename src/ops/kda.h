@@ -7,7 +7,7 @@
 #ifndef TD_OPS_KDA_H
 #define TD_OPS_KDA_H
 
-#include "ops/dev.h"
+#include "ops/linear.h"
 
 TD_BEGIN_C
 
@@ -43,11 +43,19 @@ typedef struct td_kda_weights {
     const float *o_norm;  /* [128] */
 } td_kda_weights;
 
+/* Gates of low rank, which the operation makes for itself: f = f_b f_a, gate = g_b g_a, as td_linear does. */
+typedef struct td_kda_low_rank {
+    const td_weight *f_b, *g_b; /* [n_heads * 128][128], both of one format */
+    const td_act *f_a, *g_a;    /* [rows][128] */
+    size_t stride;              /* of both */
+} td_kda_low_rank;
+
 /* proj rows hold  q | k | v (each n_heads * 128, raw)  then anything; beta_raw, f, gate as projected.
  *   conv, SiLU, l2 norms, decay alpha = exp(lower_bound * sigmoid(neg_a * (f + dt_bias))),
  *   beta = act(sigmoid(beta_raw)),
  *   M = diag(alpha) M;  u = beta (v - M^T k);  M = M + k u^T;  o = act(M^T q);  y = gated norm of o
- * saved may be NULL when every segment is chunked. */
+ * saved may be NULL when every segment is chunked. Tables and states are older than the operation that comes right
+ * before: a device may read them while that one ends. */
 typedef struct td_kda_args {
     const td_window *window;
     int n_heads;                /* of this shard */
@@ -58,12 +66,10 @@ typedef struct td_kda_args {
     const td_act *proj;
     size_t proj_stride;
     const td_act *beta_raw;
-    size_t beta_stride; /* [rows][n_heads] */
-    const td_act *f;
-    size_t f_stride; /* [rows][n_heads * 128] */
-    const td_act *gate;
-    size_t gate_stride; /* [rows][n_heads * 128] */
-    td_act *y;          /* [rows][n_heads * 128] out */
+    size_t beta_stride;  /* [rows][n_heads] */
+    td_kda_low_rank low; /* f_b NULL: f and gate are there */
+    td_act *f, *gate;    /* [rows][n_heads * 128]; with `low` room for them, left with anything */
+    td_act *y;           /* [rows][n_heads * 128] out */
 } td_kda_args;
 typedef td_status td_kda_fn(td_dev *dev, const td_kda_args *a);
 

@@ -327,7 +327,7 @@ static td_status call_kda(bench *b, void *job, int turn)
 static void bench_kda(bench *b, int rows, bool chunked)
 {
     kda_job j = { .a = { .n_heads = HEADS, .rms_eps = 1e-5f, .lower_bound = -5.0f } };
-    size_t w = HEADS * TD_HEAD, stride = 3 * w + HEADS, n = (size_t)rows;
+    size_t w = HEADS * TD_HEAD, stride = 3 * w + HEADS + 2 * TD_HEAD, n = (size_t)rows;
     for (int i = 0; i < 16; i++)
         j.w[i] = make_window(b, &(td_segment){ .n_rows = rows, .slot = i, .chunked = chunked }, &j.host[i]);
     j.a.w = (td_kda_weights){ floats(b, 3 * w * 4, 0.0f, 0.5f), floats(b, HEADS, 1.0f, 0.5f), floats(b, w, -2.0f, 2.0f),
@@ -337,13 +337,21 @@ static void bench_kda(bench *b, int rows, bool chunked)
         j.a.saved =
             (td_kda_saved){ (float *)take(b, 64 * w * 4), (float *)take(b, 64 * w * 4), (float *)take(b, 64 * w * 4),
                             (float *)take(b, 64 * HEADS * 4), (td_act *)take(b, 64 * 3 * w * 2) };
+    td_bf16 *rows_of_gates = oc_host_bf16(b->oc, w * TD_HEAD, 0.1f);
+    td_weight gates[2];
+    for (int i = 0; i < 2; i++) {
+        gates[i] = (td_weight){ TD_W_Q4, (int)w, TD_HEAD, take(b, b->ops->weight_bytes(TD_W_Q4, (int)w, TD_HEAD)) };
+        must(b, b->ops->weight_fill(b->dev, &gates[i], 0, (int)w, rows_of_gates, TD_HEAD, 0), "gates");
+    }
+    free(rows_of_gates);
     td_act *proj = acts(b, n * stride, 1.0f);
     j.a.proj = proj;
     j.a.proj_stride = j.a.beta_stride = stride;
     j.a.beta_raw = td_act_at(b->dev, proj, 3 * w);
-    j.a.f = acts(b, n * w, 1.0f);
-    j.a.gate = acts(b, n * w, 1.0f);
-    j.a.f_stride = j.a.gate_stride = w;
+    j.a.low = (td_kda_low_rank){ &gates[0], &gates[1], td_act_at(b->dev, proj, 3 * w + HEADS),
+                                 td_act_at(b->dev, proj, 3 * w + HEADS + TD_HEAD), stride };
+    j.a.f = (td_act *)take(b, n * w * 2);
+    j.a.gate = (td_act *)take(b, n * w * 2);
     j.a.y = (td_act *)take(b, n * w * 2);
     double us = measure(b, call_kda, &j, rows > 64 ? 4 : 64);
     report(b, chunked ? "kda chunked" : "kda row by row", rows, us,

@@ -16,6 +16,11 @@ typedef struct layer {
     oc_buf *state, *conv, *state0, *conv0; /* and as before */
     oc_buf *proj, *f, *gate, *y;
     oc_buf *saved[5];
+    /* with low: f and gate are products of these */
+    bool low;
+    oc_weight f_b, g_b;
+    oc_buf *low_in;
+    size_t low_stride;
 } layer;
 
 static layer make(oc_ctx *oc, int heads)
@@ -81,12 +86,14 @@ static td_status run(oc_ctx *oc, int side, const layer *l, const oc_window *w, i
                       .proj_stride = l->proj_stride,
                       .beta_raw = td_act_at(dev, proj, 3 * l->width),
                       .beta_stride = l->proj_stride,
-                      .f = td_act_at(dev, (const td_act *)oc_at(l->f, side), r * l->width),
-                      .f_stride = l->width,
-                      .gate = td_act_at(dev, (const td_act *)oc_at(l->gate, side), r * l->width),
-                      .gate_stride = l->width,
+                      .f = td_act_at(dev, (td_act *)oc_at(l->f, side), r * l->width),
+                      .gate = td_act_at(dev, (td_act *)oc_at(l->gate, side), r * l->width),
                       .y = td_act_at(dev, (const td_act *)oc_at(l->y, side), r * l->width) };
     if (keep) a.saved = saved_of(l, side);
+    if (l->low) {
+        const td_act *in = td_act_at(dev, (const td_act *)oc_at(l->low_in, side), r * l->low_stride);
+        a.low = (td_kda_low_rank){ &l->f_b.w[side], &l->g_b.w[side], in, td_act_at(dev, in, TD_HEAD), l->low_stride };
+    }
     return oc->ops[side].kda(dev, &a);
 }
 
@@ -251,6 +258,55 @@ static void check_chunked(oc_ctx *oc, int heads, int rows)
     oc_done(oc);
 }
 
+/* Gates of low rank: as on the CPU, and bits as with products of their own. pad: of the rows that f_a and g_a are in. */
+static void check_low(oc_ctx *oc, int heads, int rows, td_format format, size_t pad, bool prompt)
+{
+    static const char *const names[] = { [TD_W_BF16] = "bf16", [TD_W_Q4] = "q4", [TD_W_FP8] = "fp8" };
+    if (!oc_case(oc, "%d heads, %d rows%s, %s gates of low rank, stride %zu", heads, rows,
+                 prompt ? " and a prompt" : "", names[format], 2 * TD_HEAD + pad))
+        return;
+    layer l = make(oc, heads);
+    oc_window w;
+    td_segment segments[3] = { { .n_rows = rows, .pos = 3, .slot = 2, .parity = 1 },
+                               { .n_rows = rows < TD_WINDOW_MAX ? 1 : 0, .pos = 8, .slot = 0 },
+                               { .n_rows = prompt ? 70 : 0, .pos = 64, .slot = 1, .chunked = prompt } };
+    oc_make_window(oc, &w, segments, 3);
+    int n_rows = w.w[0].n_rows;
+    l.low = true;
+    l.low_stride = 2 * TD_HEAD + pad;
+    l.f_b = oc_random_weight(oc, format, (int)l.width, TD_HEAD);
+    l.g_b = oc_random_weight(oc, format, (int)l.width, TD_HEAD);
+    l.low_in = oc_acts(oc, "f_a and g_a", (size_t)n_rows * l.low_stride, 1.0f);
+    oc_poison(oc, l.f);
+    oc_poison(oc, l.gate);
+    oc_ran(oc, run(oc, OC_CPU, &l, &w, 0, true), run(oc, OC_GPU, &l, &w, 0, true));
+    compare(oc, &l, n_rows);
+    oc_near_f32(oc, l.saved[2], (size_t)(n_rows - segments[2].n_rows) * l.width, 1e-3);
+    unsigned char *state = (unsigned char *)oc_pull(oc, l.state), *y = (unsigned char *)oc_pull(oc, l.y),
+                  *alpha = (unsigned char *)oc_pull(oc, l.saved[2]);
+    restore(oc, &l);
+    td_dev *dev = oc->dev[OC_GPU];
+    for (int i = 0; i < 2; i++) {
+        td_linear_args product = { .n_rows = n_rows,
+                                   .w = i ? &l.g_b.w[OC_GPU] : &l.f_b.w[OC_GPU],
+                                   .x = td_act_at(dev, (const td_act *)oc_at(l.low_in, OC_GPU), i ? TD_HEAD : 0),
+                                   .x_stride = l.low_stride,
+                                   .y_act = (td_act *)oc_at(i ? l.gate : l.f, OC_GPU),
+                                   .y_stride = l.width };
+        oc_ran(oc, TD_OK, oc->ops[OC_GPU].linear(dev, &product));
+    }
+    l.low = false;
+    oc_ran(oc, TD_OK, run(oc, OC_GPU, &l, &w, 0, true));
+    unsigned char *state1 = (unsigned char *)oc_pull(oc, l.state), *y1 = (unsigned char *)oc_pull(oc, l.y),
+                  *alpha1 = (unsigned char *)oc_pull(oc, l.saved[2]);
+    oc_bits(oc, "state", state, state1, l.state->n_bytes);
+    oc_bits(oc, "y", y, y1, (size_t)n_rows * l.width * sizeof(td_bf16));
+    oc_bits(oc, "alpha", alpha, alpha1, (size_t)(n_rows - segments[2].n_rows) * l.width * sizeof(float));
+    void *const all[] = { state, y, alpha, state1, y1, alpha1 };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    oc_done(oc);
+}
+
 static void check_cuts(oc_ctx *oc, int heads)
 {
     static const int whole[] = { 200 }, cuts[][4] = { { 64, 64, 64, 8 }, { 128, 72, 0, 0 }, { 64, 136, 0, 0 } };
@@ -358,6 +414,14 @@ void oc_kda(oc_ctx *oc)
     for (int i = 1; i < 9; i += 2) check_serial_bits(oc, 2, rows[i]);
     check_beside(oc, heads);
     for (int i = 0; i < 9; i++) check_chunked(oc, i % 4 == 3 ? heads : 1 + i % 2, prompts[i]);
+    for (int i = 0; i < 3; i++) {
+        td_format format = (td_format)i;
+        check_low(oc, heads, 1, format, 8, false);
+        check_low(oc, 2, 7, format, 0, false);
+        check_low(oc, 3, 21, format, 16, false);
+        check_low(oc, 2, 4, format, 3, false);
+        check_low(oc, 2, 5, format, 8, true);
+    }
     check_cuts(oc, 2);
     check_following(oc, 2);
     check_long(oc);

@@ -221,9 +221,7 @@ static void run_kda(bench *b, bool chunked, bool replay)
                       .beta_raw = acts(b, ROWS * HEADS, 3.0f),
                       .beta_stride = HEADS,
                       .f = acts(b, ROWS * W, 3.0f),
-                      .f_stride = W,
                       .gate = acts(b, ROWS * W, 3.0f),
-                      .gate_stride = W,
                       .y = y };
     a.saved = (td_kda_saved){ floats(b, 64 * W, 0.0f), floats(b, 64 * W, 0.0f), floats(b, 64 * W, 0.0f),
                               floats(b, 64 * HEADS, 0.0f), acts(b, 64 * 3 * W, 0.0f) };

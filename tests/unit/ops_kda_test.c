@@ -114,9 +114,7 @@ static float *run_window(layer *l, const world *w, const piece *pieces, int n_pi
                       .beta_raw = a_beta,
                       .beta_stride = HEADS,
                       .f = a_f,
-                      .f_stride = W,
                       .gate = a_gate,
-                      .gate_stride = W,
                       .y = a_y };
     assert_int_equal(td_cpu_kda(l->dev, &a), TD_OK);
     td_kda_replay_args replay = {

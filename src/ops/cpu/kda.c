@@ -86,7 +86,7 @@ static void gates(const td_kda_task *task, int t0, int n, td_kda_rows *rows)
     for (int t = 0; t < n; t++) {
         size_t row = (size_t)(task->segment->first_row + t0 + t);
         float *alpha = rows->alpha + t * TD_HEAD;
-        td_load_act(task->dev, a->f, row * a->f_stride + channel, alpha, TD_HEAD);
+        td_load_act(task->dev, a->f, row * (size_t)a->n_heads * TD_HEAD + channel, alpha, TD_HEAD);
         for (int c = 0; c < TD_HEAD; c++) alpha[c] = bound * td_sigmoidf(slope * (alpha[c] + bias[c]));
         for (int c = 0; c < TD_HEAD; c++) alpha[c] = td_expf(alpha[c]);
         td_load_act(task->dev, a->beta_raw, row * a->beta_stride + (size_t)task->head, rows->beta + t, 1);
@@ -115,7 +115,7 @@ void td_kda_finish(const td_kda_task *task, int t0, int n, td_kda_rows *rows)
         size_t row = (size_t)(task->segment->first_row + t0 + t);
         float *o = rows->o + t * TD_HEAD, gate[TD_HEAD];
         float inverse = 1.0f / sqrtf(td_dot(o, o, TD_HEAD) / TD_HEAD + a->rms_eps);
-        td_load_act(task->dev, a->gate, row * a->gate_stride + channel, gate, TD_HEAD);
+        td_load_act(task->dev, a->gate, row * (size_t)a->n_heads * TD_HEAD + channel, gate, TD_HEAD);
         for (int c = 0; c < TD_HEAD; c++) o[c] = (a->w.o_norm[c] * (o[c] * inverse)) * td_sigmoidf(gate[c]);
         td_store_act(task->dev, a->y, row * (size_t)a->n_heads * TD_HEAD + channel, o, TD_HEAD);
     }
@@ -220,9 +220,34 @@ static bool segments_fit(const td_kda_args *a)
     return !a->saved.k || kept <= TD_WINDOW_MAX;
 }
 
+static td_status make_gate(td_dev *dev, const td_kda_args *a, const td_weight *w, const td_act *x, td_act *y)
+{
+    td_linear_args args = { .n_rows = a->window->n_rows,
+                            .w = w,
+                            .x = x,
+                            .x_stride = a->low.stride,
+                            .y_act = y,
+                            .y_stride = (size_t)a->n_heads * TD_HEAD };
+    return td_cpu_linear(dev, &args);
+}
+
+static bool gates_fit(const td_kda_args *a)
+{
+    const td_weight *w[] = { a->low.f_b, a->low.g_b };
+    for (int i = 0; i < 2 && a->low.f_b; i++)
+        if (!w[i] || w[i]->out != a->n_heads * TD_HEAD || w[i]->in != TD_HEAD || w[i]->format != w[0]->format)
+            return false;
+    return true;
+}
+
 td_status td_cpu_kda(td_dev *dev, const td_kda_args *a)
 {
-    if (a->n_heads < 0 || !segments_fit(a)) return TD_EINVAL;
+    if (a->n_heads < 0 || !segments_fit(a) || !gates_fit(a)) return TD_EINVAL;
+    if (a->low.f_b) {
+        td_status status = make_gate(dev, a, a->low.f_b, a->low.f_a, a->f);
+        if (status == TD_OK) status = make_gate(dev, a, a->low.g_b, a->low.g_a, a->gate);
+        if (status != TD_OK) return status;
+    }
     kda_job job = { td_cpu(dev), a };
     double rows = a->window->n_segments ? (double)a->window->n_rows / a->window->n_segments : 0.0;
     td_cpu_for(job.dev, a->window->n_segments * a->n_heads, rows * 4 * TD_KDA_STATE, run_tasks, &job);

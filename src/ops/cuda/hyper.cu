@@ -174,6 +174,16 @@ static TD_DEVICE void collapse(const float pre[S], const uint4 v[S], float *to, 
     }
 }
 
+/* Eight channels of n. */
+static TD_DEVICE void store_normed(const float *collapsed, float inverse, const float *norm, td_bf16 *to)
+{
+    float n[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) n[i] = td_round_bf16(collapsed[i] * inverse) * norm[i];
+    *(uint4 *)to = make_uint4(td_pack_bf16(n[0], n[1]), td_pack_bf16(n[2], n[3]), td_pack_bf16(n[4], n[5]),
+                              td_pack_bf16(n[6], n[7]));
+}
+
 /* A warp's part of the slices, lane by lane: their shares added in order. */
 static TD_DEVICE float add_shares(const td_hyper_call &a, size_t row, int slices)
 {
@@ -193,14 +203,15 @@ static TD_DEVICE void mix(const td_hyper_call &a, size_t row, float sum, float b
     int lane = threadIdx.x;
     float squares = __shfl_sync(0xffffffffu, sum, MIXES);
     float rms = 1.0f / sqrtf(squares / (float)(S * a.dim) + a.rms_eps), mixed = (rms * sum) * scale + base;
-    if (lane < S) pre[lane] = td_sigmoidf(mixed) + a.hc_eps;
-    if (lane >= S && lane < 2 * S) a.post[row * S + lane - S] = 2.0f * td_sigmoidf(mixed);
+    float sigmoid = td_sigmoidf(mixed);
+    if (lane < S) pre[lane] = sigmoid + a.hc_eps;
+    if (lane >= S && lane < 2 * S) a.post[row * S + lane - S] = 2.0f * sigmoid;
     if (lane >= 2 * S && lane < MIXES) a.comb[row * S * S + lane - 2 * S] = mixed;
 }
 
 static __global__ void __launch_bounds__(THREADS) k_hyper_finish(td_hyper_call a, int slices)
 {
-    enum { HELD = 2 }; /* loads of streams that are on their way before the gates are known */
+    enum { HELD = 2 }; /* loads of streams and weights that are on their way before the gates are known */
     extern __shared__ __align__(16) float collapsed[]; /* [dim] */
     __shared__ float pre_of[S], sums[WARPS][32], scratch[WARPS + 1];
     size_t row = gridDim.x - 1 - blockIdx.x; /* the last rows are those that the cache still has */
@@ -209,7 +220,12 @@ static __global__ void __launch_bounds__(THREADS) k_hyper_finish(td_hyper_call a
                                                                                  : tid < 2 * S ? 1
                                                                                                : 2]
                                                                        : 0.0f;
-    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) td_prefetch(a.norm + d);
+    uint4 norm[HELD][2];
+#pragma unroll
+    for (int i = 0; i < 2 * HELD; i++) {
+        int d = 8 * (tid + i / 2 * THREADS);
+        if (d < a.dim) norm[i / 2][i % 2] = td_load_early16(a.norm + d + i % 2 * 4);
+    }
     td_begin(); /* the weights are on their way */
     sums[warp][lane] = add_shares(a, row, slices);
     uint4 v[HELD][S];
@@ -236,13 +252,13 @@ static __global__ void __launch_bounds__(THREADS) k_hyper_finish(td_hyper_call a
         collapse(pre, v[0], collapsed + d, &square);
     }
     float inverse = 1.0f / sqrtf(td_block_sum(square, WARPS, scratch) / (float)a.dim + a.rms_eps);
-#pragma unroll 2
-    for (int d = 8 * tid; d < a.dim; d += 8 * THREADS) {
-        float n[8];
-        for (int i = 0; i < 8; i++) n[i] = td_round_bf16(collapsed[d + i] * inverse) * __ldg(a.norm + d + i);
-        *(uint4 *)(a.n + row * a.dim + d) = make_uint4(td_pack_bf16(n[0], n[1]), td_pack_bf16(n[2], n[3]),
-                                                       td_pack_bf16(n[4], n[5]), td_pack_bf16(n[6], n[7]));
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int d = 8 * (tid + i * THREADS);
+        if (d < a.dim) store_normed(collapsed + d, inverse, (const float *)norm[i], a.n + row * a.dim + d);
     }
+    for (int d = 8 * (tid + HELD * THREADS); d < a.dim; d += 8 * THREADS)
+        store_normed(collapsed + d, inverse, a.norm + d, a.n + row * a.dim + d);
 }
 
 static size_t slices_of(int dim)

@@ -1,6 +1,6 @@
 /* What the forms of KDA share on the GPU: what precedes the recurrence (convolution, norms, gates), the recurrence
- * step, which window and replay must have in common to the last bit, and what follows. A warp works on one row of one
- * head, four channels a lane: lane, lane + 32, lane + 64, lane + 96. */
+ * step, which window and replay must have in common to the last bit, and what follows. Norms are a warp's, of one row of
+ * one head, four channels a lane: lane, lane + 32, lane + 64, lane + 96. */
 #ifndef TD_OPS_CUDA_KDA_H
 #define TD_OPS_CUDA_KDA_H
 
@@ -14,6 +14,13 @@ enum {
     TD_KDA_QUARTER = TD_HEAD / (TD_KDA_THREADS / TD_HEAD)
 };
 
+/* td_kda_low_rank with the types of the device. */
+typedef struct td_kda_gates {
+    const uint8_t *f_b, *g_b;
+    const td_bf16 *f_a, *g_a;
+    size_t stride;
+} td_kda_gates;
+
 /* td_kda_args with the types of the device. */
 typedef struct td_kda_call {
     const td_segment *segments;
@@ -26,6 +33,7 @@ typedef struct td_kda_call {
     const td_bf16 *proj, *beta_raw, *f, *gate;
     size_t proj_stride, beta_stride, f_stride, gate_stride;
     td_bf16 *y;
+    td_kda_gates low;
 } td_kda_call;
 
 TD_DEVICE size_t td_kda_slot(const td_segment *segment, int parity)
@@ -46,6 +54,7 @@ TD_DEVICE td_bf16 *td_kda_conv_at(const td_kda_call &a, const td_segment *segmen
 TD_DEVICE int td_kda_first_saved(const td_segment *segments, int segment)
 {
     int row = 0;
+#pragma unroll 1
     for (int i = 0; i < segment; i++) row += segments[i].chunked ? 0 : segments[i].n_rows;
     return row;
 }
@@ -57,22 +66,22 @@ TD_DEVICE const td_bf16 *td_kda_raw(const td_kda_call &a, const td_segment *segm
                  : a.proj + (size_t)(segment->first_row + t) * a.proj_stride;
 }
 
-/* act(silu(convolution)) of this lane's channels; part: 0 q, 1 k, 2 v. Taps oldest first. */
-TD_DEVICE void td_kda_convolve(const td_kda_call &a, const td_segment *segment, int head, int part, int t, int lane,
-                               float x[4])
+TD_DEVICE void td_kda_load4(const float *p, float x[4])
 {
-    int channel = (part * a.n_heads + head) * TD_HEAD + lane;
-    const td_bf16 *raw[TD_CONV];
+    float4 v = *(const float4 *)p;
+    x[0] = v.x;
+    x[1] = v.y;
+    x[2] = v.z;
+    x[3] = v.w;
+}
+
+/* act(silu(convolution)) of one channel; raw: rows t - 3 .. t. Taps oldest first. */
+TD_DEVICE float td_kda_convolve(const float taps[TD_CONV], const float raw[TD_CONV])
+{
+    float z = taps[0] * raw[0];
 #pragma unroll
-    for (int j = 0; j < TD_CONV; j++) raw[j] = td_kda_raw(a, segment, t - (TD_CONV - 1) + j) + channel;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float *taps = a.w.conv + (size_t)(channel + 32 * i) * TD_CONV;
-        float z = taps[0] * td_load_bf16(raw[0] + 32 * i);
-#pragma unroll
-        for (int j = 1; j < TD_CONV; j++) z = fmaf(taps[j], td_load_bf16(raw[j] + 32 * i), z);
-        x[i] = td_round_bf16(td_siluf(z));
-    }
+    for (int j = 1; j < TD_CONV; j++) z = fmaf(taps[j], raw[j], z);
+    return td_round_bf16(td_siluf(z));
 }
 
 /* x / sqrt(sum x^2 + 1e-6) * scale */
@@ -86,40 +95,22 @@ TD_DEVICE void td_kda_normalise(float x[4], float scale)
     for (int i = 0; i < 4; i++) x[i] = x[i] * inverse * scale;
 }
 
-/* alpha = exp(bound * sigmoid(neg_a * (f + dt_bias))) */
-TD_DEVICE void td_kda_decay(const td_kda_call &a, const td_segment *segment, int head, int t, int lane, float x[4])
+/* alpha = exp(bound * sigmoid(neg_a * (f + dt_bias))) of one channel */
+TD_DEVICE float td_kda_decay(const td_kda_call &a, float neg_a, float dt_bias, float f)
 {
-    const td_bf16 *f = a.f + (size_t)(segment->first_row + t) * a.f_stride + head * TD_HEAD + lane;
-    const float *bias = a.w.dt_bias + head * TD_HEAD + lane;
-    float slope = a.w.neg_a[head];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = td_expf(a.lower_bound * td_sigmoidf(slope * (td_load_bf16(f + 32 * i) + bias[32 * i])));
+    return td_expf(a.lower_bound * td_sigmoidf(neg_a * (f + dt_bias)));
 }
 
-TD_DEVICE float td_kda_beta(const td_kda_call &a, const td_segment *segment, int head, int t)
+TD_DEVICE float td_kda_beta(td_bf16 raw)
 {
-    return td_round_bf16(
-        td_sigmoidf(td_load_bf16(a.beta_raw + (size_t)(segment->first_row + t) * a.beta_stride + head)));
+    return td_round_bf16(td_sigmoidf(td_load_bf16(&raw)));
 }
 
-/* Row `part` (0 q, 1 k, 2 v, 3 decay) of row t as the recurrence reads it. */
-TD_DEVICE void td_kda_row(const td_kda_call &a, const td_segment *segment, int head, int part, int t, int lane,
-                          float x[4])
-{
-    if (part == 3) {
-        td_kda_decay(a, segment, head, t, lane, x);
-        return;
-    }
-    td_kda_convolve(a, segment, head, part, t, lane, x);
-    if (part < 2) td_kda_normalise(x, part == 0 ? 0.08838834764831845f : 1.0f); /* q carries 128^-1/2 */
-}
-
-/* y = gated norm of act(o) of row t. */
-TD_DEVICE void td_kda_finish(const td_kda_call &a, const td_segment *segment, int head, int t, int lane, float o[4])
+/* y = gated norm of act(o) of row t. norm, gate: the weights, and sigmoid(gate), of the head's 128 channels. */
+TD_DEVICE void td_kda_finish(const td_kda_call &a, const td_segment *segment, int head, int t, int lane, float o[4],
+                             const float *norm, const float *gate)
 {
     size_t row = (size_t)(segment->first_row + t), at = (row * a.n_heads + head) * TD_HEAD + lane;
-    const td_bf16 *gate = a.gate + row * a.gate_stride + head * TD_HEAD + lane;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -129,17 +120,7 @@ TD_DEVICE void td_kda_finish(const td_kda_call &a, const td_segment *segment, in
     float inverse = 1.0f / sqrtf(td_warp_sum(sum) / TD_HEAD + a.rms_eps);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        a.y[at + 32 * i] =
-            td_to_bf16((a.w.o_norm[lane + 32 * i] * (o[i] * inverse)) * td_sigmoidf(td_load_bf16(gate + 32 * i)));
-}
-
-TD_DEVICE void td_kda_load4(const float *p, float x[4])
-{
-    float4 v = *(const float4 *)p;
-    x[0] = v.x;
-    x[1] = v.y;
-    x[2] = v.z;
-    x[3] = v.w;
+        a.y[at + 32 * i] = td_to_bf16((norm[lane + 32 * i] * (o[i] * inverse)) * gate[lane + 32 * i]);
 }
 
 /* One row on value channel d = threadIdx.x % 128 and the quarter threadIdx.x / 128 of the key channels, held in m:

@@ -547,7 +547,9 @@ static __global__ void __launch_bounds__(THREADS, 2) k_kda_chunk_prepare(td_kda_
     *(float2 *)&s->total[p.sub][p.channel] = total;
     if (threadIdx.x < C) {
         int t = t0 + threadIdx.x;
-        s->beta[threadIdx.x] = t < segment->n_rows ? td_kda_beta(a, segment, p.head, t) : 0.0f;
+        s->beta[threadIdx.x] = t < segment->n_rows
+                                   ? td_kda_beta(a.beta_raw[(size_t)(segment->first_row + t) * a.beta_stride + p.head])
+                                   : 0.0f;
     }
     __syncthreads();
     row_scales(s, p);

@@ -4,23 +4,12 @@
 
 enum { WARPS = 8 };
 
-/* A group's steps for all tiles of rows, onto c. */
-template <int FORMAT, int NT> static TD_DEVICE void few_steps(const uint4 *raw, const uint32_t b[NT][8], float c[NT][4])
-{
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-        uint32_t a[4];
-        td_decode<FORMAT>(raw, step, a);
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) td_mma_bf16(c[nt], a, b[nt][2 * step], b[nt][2 * step + 1]);
-    }
-}
-
 /* Weights of UNROLL groups are in flight together. Rows beyond the last are computed from the last and not stored.
  * FULL_GROUPS: no group has inputs beyond `in`. WHOLE_SLICES: also, every slice is a multiple of UNROLL groups, and
  * exactly UNROLL with q4 (nothing walks, which saves registers). So no branch keeps the loads of x from going ahead of
- * the products before them; behind a branch each they were most of a block's time. */
-enum { ANY_SHAPE, FULL_GROUPS, WHOLE_SLICES };
+ * the products before them; behind a branch each they were most of a block's time. WHOLE_ROUNDS: q4, several times
+ * UNROLL; a group's registers take what comes a round later. */
+enum { ANY_SHAPE, FULL_GROUPS, WHOLE_SLICES, WHOLE_ROUNDS };
 
 template <int NT, int SHAPE>
 static TD_DEVICE void load_rows(const td_product &p, const td_bf16 *const x[NT], int group, uint32_t b[NT][8])
@@ -38,7 +27,7 @@ static TD_DEVICE void group_q4(const uint4 *raw, int j, const uint2 pair[2], con
     float dot[NT][4];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) dot[nt][0] = dot[nt][1] = dot[nt][2] = dot[nt][3] = 0.0f;
-    few_steps<TD_W_Q4, NT>(raw, b, dot);
+    td_few_steps<TD_W_Q4, NT>(raw, b, dot);
     uint32_t scales = td_scales_of(j < 4 ? pair[0] : pair[1]);
     scales = __shfl_sync(0xffffffffu, scales, threadIdx.x % 32 / 4 * 4 + j % 4);
 #pragma unroll
@@ -48,49 +37,55 @@ static TD_DEVICE void group_q4(const uint4 *raw, int j, const uint2 pair[2], con
     }
 }
 
-/* q4: a block of up to eight groups (product.h "Offsets"). Where one round has all of them, x and its sums come first:
- * what turns sums into operands takes long and is then beside the products. */
-template <int NT, int UNROLL, int SHAPE>
-static TD_DEVICE void block_q4(const td_product &p, const uint8_t *w, const td_bf16 *const x[NT], int start, int end,
-                               bool begin, float acc[NT][4])
-{
-    const bool WHOLE = SHAPE == WHOLE_SLICES, AHEAD = WHOLE && UNROLL == TD_BLOCK_GROUPS;
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float own[NT][2];
-    uint32_t offsets[2], sums[NT][3];
+/* q4: what a lane loads of a block's UNROLL groups. pair: of groups t and t + 4, zeros where there are none. */
+template <int UNROLL> struct few_weights {
+    uint4 raw[UNROLL];
     uint2 pair[2];
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) own[nt][0] = own[nt][1] = 0.0f;
+};
+
+static TD_DEVICE void load_pairs(const uint8_t *w, int n_groups, uint2 pair[2])
+{
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         pair[i] = make_uint2(0, 0);
-        if (t + 4 * i < (WHOLE ? UNROLL : end - start))
-            pair[i] = td_load_early8(w + (t + 4 * i) * TD_Q4_GROUP_ALL + g * 8);
+        if (t + 4 * i < n_groups) pair[i] = td_load_early8(w + (t + 4 * i) * TD_Q4_GROUP_ALL + g * 8);
     }
-    for (int group = start; group < end; group += UNROLL, w += UNROLL * TD_Q4_GROUP_ALL) {
-        uint4 raw[UNROLL];
+}
+
+static TD_DEVICE uint4 load_words(const uint8_t *w, int group)
+{
+    return td_load_early16(w + threadIdx.x % 32 * 16 + group * TD_Q4_GROUP_ALL + TD_Q4_SCALES);
+}
+
+/* q4: a block (product.h "Offsets") that one round of UNROLL groups makes, whose weights are there. Where there are eight, x
+ * and its sums come first: what turns sums into operands takes long and is then beside the products. MORE: another
+ * block follows, whose weights are asked for as registers come free. */
+template <int NT, int UNROLL>
+static TD_DEVICE void whole_block_q4(const td_product &p, const uint8_t *w, const td_bf16 *const x[NT], int start,
+                                     bool more, few_weights<UNROLL> *own_w, float acc[NT][4])
+{
+    const bool AHEAD = UNROLL == TD_BLOCK_GROUPS;
+    float own[NT][2];
+    uint32_t offsets[2], sums[NT][3], b[AHEAD ? UNROLL : 1][NT][8];
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            if (WHOLE || group + u < end) raw[u] = td_load_early16(w + lane * 16 + u * TD_Q4_GROUP_ALL + TD_Q4_SCALES);
-        if (begin && group == start) td_begin(); /* for x; the first weights are on their way */
-        uint32_t b[AHEAD ? UNROLL : 1][NT][8];
+    for (int nt = 0; nt < NT; nt++) own[nt][0] = own[nt][1] = 0.0f;
 #pragma unroll
-        for (int u = 0; AHEAD && u < UNROLL; u++) {
-            load_rows<NT, SHAPE>(p, x, group + u, b[u]);
+    for (int u = 0; AHEAD && u < UNROLL; u++) {
+        load_rows<NT, WHOLE_SLICES>(p, x, start + u, b[u]);
 #pragma unroll
-            for (int nt = 0; nt < NT; nt++) td_group_sums(b[u][nt], u, own[nt]);
-        }
-#pragma unroll
-        for (int nt = 0; AHEAD && nt < NT; nt++) td_sums_operand(own[nt], sums[nt]);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            if (!WHOLE && group + u >= end) continue;
-            if (!AHEAD) load_rows<NT, SHAPE>(p, x, group + u, b[0]);
-            group_q4<NT, !AHEAD>(&raw[u], WHOLE ? u : group - start + u, pair, b[AHEAD ? u : 0], own, acc);
-        }
-        if (WHOLE) break;
+        for (int nt = 0; nt < NT; nt++) td_group_sums(b[u][nt], u, own[nt]);
     }
-    td_offsets_operand(pair[0], pair[1], offsets);
+#pragma unroll
+    for (int nt = 0; AHEAD && nt < NT; nt++) td_sums_operand(own[nt], sums[nt]);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        if (!AHEAD) load_rows<NT, WHOLE_SLICES>(p, x, start + u, b[0]);
+        group_q4<NT, !AHEAD>(&own_w->raw[u], u, own_w->pair, b[AHEAD ? u : 0], own, acc);
+        if (more) own_w->raw[u] = load_words(w, UNROLL + u);
+    }
+    td_offsets_operand(own_w->pair[0], own_w->pair[1], offsets);
+    if (more) load_pairs(w + UNROLL * TD_Q4_GROUP_ALL, UNROLL, own_w->pair);
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
         if (!AHEAD) td_sums_operand(own[nt], sums[nt]);
@@ -98,13 +93,55 @@ static TD_DEVICE void block_q4(const td_product &p, const uint8_t *w, const td_b
     }
 }
 
+/* q4: a block of groups start to end, UNROLL at a time. */
+template <int NT, int UNROLL, int SHAPE>
+static TD_DEVICE void block_q4(const td_product &p, const uint8_t *w, const td_bf16 *const x[NT], int start, int end,
+                               bool begin, float acc[NT][4])
+{
+    float own[NT][2];
+    uint32_t offsets[2], sums[3];
+    uint2 pair[2];
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) own[nt][0] = own[nt][1] = 0.0f;
+    load_pairs(w, end - start, pair);
+    for (int group = start; group < end; group += UNROLL, w += UNROLL * TD_Q4_GROUP_ALL) {
+        uint4 raw[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (group + u < end) raw[u] = load_words(w, u);
+        if (begin && group == start) td_begin(); /* for x; the first weights are on their way */
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            uint32_t b[NT][8];
+            if (group + u >= end) continue;
+            load_rows<NT, SHAPE>(p, x, group + u, b);
+            group_q4<NT, true>(&raw[u], group - start + u, pair, b, own, acc);
+        }
+    }
+    td_offsets_operand(pair[0], pair[1], offsets);
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        td_sums_operand(own[nt], sums);
+        td_fold_offsets(acc[nt], offsets, sums);
+    }
+}
+
 template <int NT, int UNROLL, int SHAPE>
 static TD_DEVICE void slice_q4(const td_product &p, const uint8_t *w, const td_bf16 *const x[NT], int first, int end,
                                float acc[NT][4])
 {
-    for (int start = first; start < end; start += TD_BLOCK_GROUPS, w += TD_BLOCK_GROUPS * TD_Q4_GROUP_ALL) {
-        block_q4<NT, UNROLL, SHAPE>(p, w, x, start, min(start + TD_BLOCK_GROUPS, end), start == first, acc);
-        if (SHAPE == WHOLE_SLICES) break;
+    if constexpr (SHAPE == WHOLE_SLICES || SHAPE == WHOLE_ROUNDS) {
+        few_weights<UNROLL> own;
+        load_pairs(w, UNROLL, own.pair);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) own.raw[u] = load_words(w, u);
+        td_begin(); /* for x; the first weights are on their way */
+        if (SHAPE == WHOLE_SLICES) whole_block_q4<NT, UNROLL>(p, w, x, first, false, &own, acc);
+        for (; SHAPE == WHOLE_ROUNDS && first < end; first += UNROLL, w += UNROLL * TD_Q4_GROUP_ALL)
+            whole_block_q4<NT, UNROLL>(p, w, x, first, first + UNROLL < end, &own, acc);
+    } else {
+        for (int start = first; start < end; start += TD_BLOCK_GROUPS, w += TD_BLOCK_GROUPS * TD_Q4_GROUP_ALL)
+            block_q4<NT, UNROLL, SHAPE>(p, w, x, start, min(start + TD_BLOCK_GROUPS, end), start == first, acc);
     }
 }
 
@@ -168,7 +205,7 @@ static __global__ void __launch_bounds__(32 * WARPS, FORMAT == TD_W_FP8 && NT ==
                 if (!WHOLE && group + u >= end) continue;
                 uint32_t b[NT][8];
                 load_rows<NT, SHAPE>(p, x, group + u, b);
-                few_steps<FORMAT, NT>(raw[u], b, acc);
+                td_few_steps<FORMAT, NT>(raw[u], b, acc);
             }
         }
     }
@@ -181,6 +218,12 @@ static void launch_few(const td_cuda_dev *dev, const td_product &p, dim3 grid, i
 {
     bool rounds = FORMAT != TD_W_Q4 && UNROLL == MOST; /* several times as many groups will do too */
     bool whole = slice_groups && (slice_groups == UNROLL || (rounds && slice_groups % UNROLL == 0));
+    if constexpr (FORMAT == TD_W_Q4 && NT == 1 && UNROLL == MOST) {
+        if (slice_groups > UNROLL && slice_groups % UNROLL == 0) {
+            td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, WHOLE_ROUNDS>, grid, 32 * WARPS, 0, p);
+            return;
+        }
+    }
     if constexpr (FORMAT != TD_W_Q4 || NT == 1) { /* q4 for more rows: 128 registers would not do */
         if (whole) {
             td_launch(dev, k_linear_few<FORMAT, NT, UNROLL, WHOLE_SLICES>, grid, 32 * WARPS, 0, p);

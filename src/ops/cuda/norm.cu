@@ -17,6 +17,7 @@ static TD_DEVICE void load_values(const td_bf16 *from, int first, int dim, float
 static __global__ void k_rmsnorm(const int32_t *rows, int dim, float eps, const td_bf16 *x, size_t x_stride,
                                  const float *w, td_bf16 *y, size_t y_stride)
 {
+    for (int i = 32 * threadIdx.x; i < dim; i += 32 * THREADS) td_prefetch(w + i); /* a line each */
     td_begin();
     __shared__ float scratch[THREADS / 32 + 1];
     size_t r = blockIdx.x;

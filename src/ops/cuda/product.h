@@ -168,4 +168,34 @@ template <bool FULL> TD_DEVICE void td_load_x(const td_bf16 *x, int k, int in, u
     }
 }
 
+/* A group's steps for all tiles of rows, onto c. */
+template <int FORMAT, int NT> TD_DEVICE void td_few_steps(const uint4 *raw, const uint32_t b[NT][8], float c[NT][4])
+{
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        uint32_t a[4];
+        td_decode<FORMAT>(raw, step, a);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) td_mma_bf16(c[nt], a, b[nt][2 * step], b[nt][2 * step + 1]);
+    }
+}
+
+/* A slice of a single group, onto acc; pair: of q4. */
+template <int FORMAT>
+TD_DEVICE void td_lone_group(const uint4 *raw, uint2 pair, const uint32_t b[1][8], float acc[1][4])
+{
+    if constexpr (FORMAT != TD_W_Q4) {
+        td_few_steps<FORMAT, 1>(raw, b, acc);
+    } else {
+        float dot[1][4] = { { 0.0f, 0.0f, 0.0f, 0.0f } }, own[2] = { 0.0f, 0.0f };
+        uint32_t sums[3], offsets[2];
+        td_group_sums(b[0], 0, own);
+        td_sums_operand(own, sums);
+        td_few_steps<FORMAT, 1>(raw, b, dot);
+        td_fold_q4(acc[0], dot[0], td_scales_of(pair));
+        td_offsets_operand(threadIdx.x % 4 == 0 ? pair : make_uint2(0, 0), make_uint2(0, 0), offsets);
+        td_fold_offsets(acc[0], offsets, sums);
+    }
+}
+
 #endif

@@ -7,11 +7,12 @@
 #include "ops/cuda/weight.h"
 
 enum {
-    ROWS = 4, /* of a block of k_router_pick; warps of a block of k_router_few */
+    ROWS = 4, /* of a block of k_router_pick */
     PER_LANE = TD_EXPERTS_MAX / 32,
-    EACH = TD_EXPERTS_MAX / (32 * ROWS),
-    FEW_ROWS = 4,  /* with more, picking row by row costs more than a launch */
-    FEW_GROUPS = 8 /* of a slice: a lane has all its weights in registers */
+    FEW_ROWS = 4,                 /* with more, picking row by row costs more than a launch */
+    FEW_WARPS = 9,                /* of a block of k_router_few */
+    FEW_THREADS = 32 * FEW_WARPS, /* and the most experts: a thread each */
+    FEW_GROUPS = 8                /* of a slice: a lane has all its weights in registers */
 };
 
 typedef struct router_call {
@@ -33,17 +34,18 @@ typedef struct router_few {
     uint32_t *counter;
 } router_few;
 
-/* An expert's rank: 0 is none, so NaN shares the lowest rank of all. */
-static TD_DEVICE uint32_t rank_of(float logit, float bias)
+/* A key's rank: 0 is none, so NaN shares the lowest rank of all. */
+static TD_DEVICE uint32_t rank_of(float key)
 {
-    return max(td_rank_of(td_sigmoidf(logit) + bias), 1u);
+    return max(td_rank_of(key), 1u);
 }
 
-/* A warp: lane k has the row's pick k. */
-static TD_DEVICE void write_picks(const router_call &a, int row, int picked_id, const float *logits)
+/* A warp: lane k has the row's pick k and its sigmoid. */
+static TD_DEVICE void write_picks(const router_call &a, int row, int picked_id, float sigmoid)
 {
     int lane = threadIdx.x % 32;
-    float picked = lane < a.top_k ? td_sigmoidf(logits[picked_id]) : 0.0f, sum = 0.0f;
+    float picked = lane < a.top_k ? sigmoid : 0.0f, sum = 0.0f;
+#pragma unroll 8
     for (int k = 0; k < a.top_k; k++) sum += __shfl_sync(0xffffffffu, picked, k);
     if (lane >= a.top_k) return;
     a.ids[(size_t)row * a.top_k + lane] = picked_id;
@@ -69,7 +71,7 @@ static TD_DEVICE void pick(const router_call &a, int row, uint32_t rank[PER_LANE
             if ((uint32_t)(lane + 32 * i) == id) rank[i] = 0;
         if (lane == k) picked_id = (int)id;
     }
-    write_picks(a, row, picked_id, logits);
+    write_picks(a, row, picked_id, td_sigmoidf(logits[picked_id]));
 }
 
 static __global__ void k_router_pick(router_call a, const float *logits)
@@ -82,7 +84,7 @@ static __global__ void k_router_pick(router_call a, const float *logits)
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         int e = threadIdx.x % 32 + 32 * i;
-        rank[i] = e < a.n_experts ? rank_of(logits[e], a.bias[e]) : 0;
+        rank[i] = e < a.n_experts ? rank_of(td_sigmoidf(logits[e]) + a.bias[e]) : 0;
     }
     pick(a, row, rank, logits);
 }
@@ -131,33 +133,23 @@ static TD_DEVICE void share(const router_call &a, const router_few &f, int unit)
     }
 }
 
-/* The block that has arrived last: a row's logits from the shares of all blocks, and their ranks. bias: of experts
- * threadIdx.x + i * 32 * ROWS. */
-static TD_DEVICE void add_shares(const router_call &a, const router_few &f, int row, const float bias[EACH],
-                                 float *logits, uint32_t rank[EACH])
+/* The block that has arrived last: the key of expert threadIdx.x from the shares of all blocks, as a rank; its sigmoid
+ * into sigmoids. 0: there is no such expert. */
+static TD_DEVICE uint32_t add_shares(const router_call &a, const router_few &f, int row, float *sigmoids)
 {
-    int width = TD_TILE_OUT * f.n_panels;
-    float v[EACH][TD_SLICES_MAX];
+    int width = TD_TILE_OUT * f.n_panels, e = threadIdx.x;
+    const float *shares = f.shares + (size_t)row * f.slices * width + e;
+    float v[TD_SLICES_MAX], sum = 0.0f;
+    if (e >= a.n_experts) return 0;
+    float bias = __ldg(a.bias + e);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int e = threadIdx.x + i * 32 * ROWS;
-        const float *shares = f.shares + (size_t)row * f.slices * width + e;
+    for (int s = 0; s < TD_SLICES_MAX; s++) v[s] = s < f.slices ? __ldcg(shares + s * width) : 0.0f;
 #pragma unroll
-        for (int s = 0; s < TD_SLICES_MAX; s++)
-            v[i][s] = e < a.n_experts && s < f.slices ? __ldcg(shares + s * width) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int e = threadIdx.x + i * 32 * ROWS;
-        float sum = 0.0f;
-        rank[i] = 0;
-        if (e >= a.n_experts) continue;
-#pragma unroll
-        for (int s = 0; s < TD_SLICES_MAX; s++)
-            if (s < f.slices) sum += v[i][s];
-        logits[e] = sum;
-        rank[i] = rank_of(sum, bias[i]);
-    }
+    for (int s = 0; s < TD_SLICES_MAX; s++)
+        if (s < f.slices) sum += v[s];
+    sum = td_sigmoidf(sum);
+    sigmoids[e] = sum;
+    return rank_of(sum + bias);
 }
 
 /* Rank and expert as one number: of equal ranks the lower id comes first. */
@@ -166,68 +158,63 @@ static TD_DEVICE uint64_t order_of(uint32_t rank, uint32_t id)
     return (uint64_t)rank << 32 | (uint32_t)~id;
 }
 
-/* A warp's top_k of the experts that its threads have ranks of, as orders. There may be fewer: then zeros follow. */
-static TD_DEVICE void best_of_warp(int top_k, uint32_t rank[EACH], uint64_t *best_orders)
+/* A warp's top_k of the experts that its threads have ranks of, as orders. An expert's place is the number of those
+ * before it. There may be fewer than top_k: then zeros follow. (Loops are short ones: this is executed once, and what it
+ * waits for is its own instructions.) */
+static TD_DEVICE void best_of_warp(int top_k, uint32_t rank, uint64_t *best_orders)
 {
-    int lane = threadIdx.x % 32;
-    uint64_t own = 0;
-    for (int k = 0; k < top_k; k++) {
-        uint32_t best = 0, id = 0xffffffffu;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) best = max(best, rank[i]);
-        best = __reduce_max_sync(0xffffffffu, best);
-#pragma unroll
-        for (int i = EACH - 1; i >= 0; i--)
-            if (rank[i] == best) id = threadIdx.x + i * 32 * ROWS;
-        id = __reduce_min_sync(0xffffffffu, id);
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (threadIdx.x + i * 32 * ROWS == id) rank[i] = 0;
-        if (lane == k && best) own = order_of(best, id);
-    }
-    if (lane < top_k) best_orders[lane] = own;
-}
-
-/* A warp: the picks among those of all warps. Each candidate's place is the number of those before it. */
-static TD_DEVICE void pick_best(const router_call &a, int row, const uint64_t *orders, const float *logits, int *picks)
-{
-    int lane = threadIdx.x % 32, n = ROWS * a.top_k;
-    for (int c = lane; c < n; c += 32) {
-        uint64_t own = orders[c];
-        int place = 0;
+    int lane = threadIdx.x % 32, place = 0;
 #pragma unroll 8
-        for (int i = 0; i < n; i++) place += orders[i] > own;
-        if (own && place < a.top_k) picks[place] = (int)~(uint32_t)own;
+    for (int i = 1; i < 32; i++) {
+        int from = (lane + i) % 32;
+        uint32_t other = __shfl_sync(0xffffffffu, rank, from);
+        place += other > rank || (other == rank && from < lane);
     }
+    if (lane < top_k) best_orders[lane] = 0;
     __syncwarp();
-    write_picks(a, row, lane < a.top_k ? picks[lane] : 0, logits);
+    if (rank && place < top_k) best_orders[place] = order_of(rank, threadIdx.x);
 }
 
-static __global__ void __launch_bounds__(32 * ROWS) k_router_few(router_call a, router_few f)
+/* A block: a row's picks among those of all warps. A candidate's place is counted by four threads. */
+static TD_DEVICE void pick_best(int top_k, const uint64_t *orders, int *picks)
 {
-    __shared__ float logits[FEW_ROWS][TD_EXPERTS_MAX];
-    __shared__ uint64_t orders[FEW_ROWS][ROWS * TD_TOP_K_MAX];
+    enum { PARTS = 4 };
+    int n = FEW_WARPS * top_k, part = threadIdx.x % PARTS;
+#pragma unroll 1
+    for (int first = 0; first < n; first += FEW_THREADS / PARTS) {
+        int c = first + threadIdx.x / PARTS, place = 0;
+        uint64_t own = c < n ? orders[c] : 0;
+#pragma unroll 6
+        for (int i = part; i < n; i += PARTS) place += orders[i] > own;
+#pragma unroll
+        for (int step = 1; step < PARTS; step *= 2) place += __shfl_xor_sync(0xffffffffu, place, step);
+        if (own && part == 0 && place < top_k) picks[place] = (int)~(uint32_t)own;
+    }
+}
+
+static __global__ void __launch_bounds__(FEW_THREADS) k_router_few(router_call a, router_few f)
+{
+    __shared__ float sigmoids[FEW_ROWS][FEW_THREADS];
+    __shared__ uint64_t orders[FEW_ROWS][FEW_WARPS * TD_TOP_K_MAX];
     __shared__ int picks[FEW_ROWS][TD_TOP_K_MAX];
     __shared__ bool last;
-    int warp = threadIdx.x / 32, unit = blockIdx.x * ROWS + warp;
-    float bias[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int e = threadIdx.x + i * 32 * ROWS;
-        bias[i] = e < a.n_experts ? __ldg(a.bias + e) : 0.0f;
-    }
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, unit = blockIdx.x * FEW_WARPS + warp;
+    if (32 * (int)threadIdx.x < a.n_experts) td_prefetch(a.bias + 32 * threadIdx.x); /* a line each */
     if (unit < f.n_panels * f.slices) share(a, f, unit);
     __syncthreads();
     if (threadIdx.x == 0) last = td_arrives_last(f.counter, 1, gridDim.x);
     __syncthreads();
     if (!last) return;
-    for (int row = 0; row < a.n_rows; row++) {
-        uint32_t rank[EACH];
-        add_shares(a, f, row, bias, logits[row], rank);
-        best_of_warp(a.top_k, rank, orders[row] + warp * a.top_k);
-    }
+#pragma unroll 1
+    for (int row = 0; row < a.n_rows; row++)
+        best_of_warp(a.top_k, add_shares(a, f, row, sigmoids[row]), orders[row] + warp * a.top_k);
     __syncthreads();
-    for (int row = warp; row < a.n_rows; row += ROWS) pick_best(a, row, orders[row], logits[row], picks[row]);
+#pragma unroll 1
+    for (int row = 0; row < a.n_rows; row++) pick_best(a.top_k, orders[row], picks[row]);
+    __syncthreads();
+    if (warp >= a.n_rows) return;
+    int id = picks[warp][lane < a.top_k ? lane : 0];
+    write_picks(a, warp, id, sigmoids[warp][id]);
 }
 
 static size_t share_floats(size_t n_experts)
@@ -251,10 +238,10 @@ static bool launch_few(td_cuda_dev *dev, const td_router_args *a, const router_c
     f.n_panels = (int)td_ceil_div((size_t)a->n_experts, TD_TILE_OUT);
     f.shares = shares;
     f.counter = td_cuda_counters(dev) + TD_COUNTERS_ROUTER_AT;
-    if (a->n_rows > FEW_ROWS || a->w->format != TD_W_BF16 || f.groups > f.slices * FEW_GROUPS || a->dim % 8 ||
-        ((uintptr_t)a->x & 15))
+    if (a->n_rows > FEW_ROWS || a->n_experts > FEW_THREADS || a->w->format != TD_W_BF16 ||
+        f.groups > f.slices * FEW_GROUPS || a->dim % 8 || ((uintptr_t)a->x & 15))
         return false;
-    td_launch(dev, k_router_few, td_ceil_div((size_t)(f.n_panels * f.slices), ROWS), 32 * ROWS, 0, *call, f);
+    td_launch(dev, k_router_few, td_ceil_div((size_t)(f.n_panels * f.slices), FEW_WARPS), FEW_THREADS, 0, *call, f);
     return true;
 }
 
