@@ -62,14 +62,14 @@ static TD_DEVICE __half decode_value(const uint32_t *tile, int bits2, int codebo
 }
 
 /* Any width and codebook, from tiles as they are in the file, value by value: what td_decode_mcg4() gives a lane of step
- * i. tile: of inputs 32 (t & 1) .. + 15 of the group; the next 16 inputs' is tile_words further on. */
-static TD_DEVICE void decode_any(const uint32_t *tile, size_t tile_words, int bits2, int codebook, int i, uint32_t a[4])
+ * i. tile: of inputs 16 t .. + 15 of the group. */
+static TD_DEVICE void decode_any(const uint32_t *tile, int bits2, int codebook, int i, uint32_t a[4])
 {
-    int lane = threadIdx.x % 32, p = 8 * (lane / 4 * 4 + i) + lane % 4 / 2;
+    int lane = threadIdx.x % 32, p = 8 * (lane / 4 * 4 + i);
     for (int j = 0; j < 4; j++) {
         int at = p + j % 2 * 4 + j / 2 * 2;
-        __half2 v = __halves2half2(decode_value(tile, bits2, codebook, at),
-                                   decode_value(tile + tile_words, bits2, codebook, at));
+        __half2 v =
+            __halves2half2(decode_value(tile, bits2, codebook, at), decode_value(tile, bits2, codebook, at + 1));
         a[j] = *(uint32_t *)&v;
     }
 }
@@ -108,8 +108,8 @@ static TD_DEVICE void operand(const product &p, const td_gpu_matrix &m, int grou
         const uint32_t *other = (const uint32_t *)(words_at(p, m, column, (lane + 28) & 31) + at);
         td_decode_mcg4(td_pair_sums_init(), __ldg(own + i), i ? __ldg(own + i - 1) : __ldg(other + 3), a);
     } else {
-        size_t tile = (size_t)(group * STEPS + lane % 2 * 2) * columns + column, words = 4 * (size_t)m.bits2;
-        decode_any((const uint32_t *)m.data + tile * words, columns * words, m.bits2, m.codebook, i, a);
+        size_t tile = (size_t)(group * STEPS + lane % 4) * columns + column;
+        decode_any((const uint32_t *)m.data + tile * 4 * m.bits2, m.bits2, m.codebook, i, a);
     }
 }
 

@@ -62,7 +62,7 @@ TD_DEVICE void td_rotate_in(float v[4], const td_f16 *suh, int k, td_bf16 *to)
     td_quad_scale_from(v, suh + k);
     td_hadamard(v);
 #pragma unroll
-    for (int i = 0; i < 2; i++) *(__half2 *)(to + td_rotated_by_lane(k + i)) = __floats2half2_rn(v[i], v[i + 2]);
+    for (int i = 0; i < 4; i += 2) *(__half2 *)(to + td_rotated_by_lane(k + 8 * i)) = __floats2half2_rn(v[i], v[i + 1]);
 }
 
 /* H(z) * svh of the same values. */
@@ -165,14 +165,11 @@ TD_DEVICE void td_part_load32(const float *from, int left, float v[TD_PART])
 TD_DEVICE void td_part_rotate_in(float v[TD_PART], const uint32_t suh[TD_PART / 2], int k, bool live, bool by_step,
                                  td_bf16 *to)
 {
-    __half2 h[2][4]; /* inputs + 8, lane of the product: inputs + 32 and + 1; + 16 beside each other */
+    __half2 h[2][4]; /* half of a step: inputs + 8, lane of the product: inputs + 16 */
     td_part_scale(v, suh);
     td_part_hadamard(v);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int first = 2 * (i % 2 * 4 + i / 4) + i / 2 % 2;
-        h[i / 4][i % 4] = __floats2half2_rn(v[first], v[first + 4]);
-    }
+    for (int i = 0; i < 8; i++) h[i % 2][i / 2] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
     if (!live) return;
     if (by_step) {
         uint4 *at = (uint4 *)(to + td_rotated_by_step(k));
