@@ -187,6 +187,7 @@ static void check_demo(oc_ctx *oc)
     check(oc, 5, 384, 128, 3, 0, TD_EXL3_MCG, true);
     check(oc, 4, 48, 80, 2, 0, TD_EXL3_MCG, true);
     check(oc, 6, 128, 128, 2, -1, TD_EXL3_MCG, true);
+    check(oc, 12, 128, 128, 8, 8, TD_EXL3_MCG, true); /* more picks than the threads of a block that counts them */
     for (int i = 0; i < 11; i++)
         for (int c = TD_EXL3_3INST; c <= TD_EXL3_MUL1; c++)
             check(oc, 3, 128, 256, 2, widths[i], (td_exl3_codebook)c, false);

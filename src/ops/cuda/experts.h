@@ -69,6 +69,7 @@ typedef struct td_experts_call {
     const float *weights, *shared;
     float *y;
     int32_t *order, *place; /* sorted pick -> pick; pick -> sorted pick or -1 */
+    int32_t *start;         /* of an expert's sorted picks: of several blocks' picks only */
     td_item *items;
     int32_t *n_items, *n_sorted;
     td_bf16 *in, *mid; /* [2][picks][in_stride], [picks][mid_stride] */
