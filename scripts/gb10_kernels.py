@@ -52,6 +52,7 @@ KERNELS = {
     "k_experts_few_in": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]}: gate, up"),
     "k_experts_few_out": (lambda t: 32 * t[0], 0, lambda t: f"experts, {FEW[t[0]]}: down, sum"),
     "k_experts_group": (1024, 0, "experts: picks by expert"),
+    "k_experts_place": (1024, 0, "experts: picks of prompts to their places"),
     "k_experts_inputs": (256, 0, "experts: rotated inputs"),
     "k_experts_few": (256, 0, lambda t: f"experts, {KINDS[t[0]]}, items of {8 * t[1]}"),
     "k_experts_many": (256, 98304, lambda t: f"experts, {KINDS[t[0]]}, prompts"),

@@ -1,6 +1,6 @@
 /* Routed experts: picks sorted by expert on the device, inputs rotated, two grouped products (experts_product.cu), the
  * sums.
- *   group    counting sort of the picks; items of one expert each
+ *   group    counting sort of the picks; items of one expert each (place: of more picks than a block has threads)
  *   inputs   EXL3: f16(H(x * suh)) for gate and up; plain: the row as it is
  *   product  gate and up
  *   middle   act(H(z) * svh) of both, SwiGLU, EXL3: f16(H(y * suh)) for down
@@ -13,44 +13,36 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024, IDS_AT_ONCE = 4, INPUTS_AT_ONCE = 4 };
+enum { THREADS = 256, WARPS = THREADS / 32, GROUP_THREADS = 1024, INPUTS_AT_ONCE = 4 };
 
-/* A thread's next ids, from pick `at` on; -1 for none and for experts that do not exist. */
-static TD_DEVICE void load_ids(const td_experts_call &a, int at, int id[IDS_AT_ONCE])
+/* The thread's pick and its expert; -1 for none and for one that does not exist. */
+static TD_DEVICE int load_id(const td_experts_call &a, int pick)
 {
-#pragma unroll
-    for (int i = 0; i < IDS_AT_ONCE; i++) id[i] = at + i * GROUP_THREADS < a.picks ? a.ids[at + i * GROUP_THREADS] : -1;
-#pragma unroll
-    for (int i = 0; i < IDS_AT_ONCE; i++)
-        if (id[i] >= a.n_experts) id[i] = -1;
+    int id = pick < a.picks ? a.ids[pick] : -1;
+    return id < a.n_experts ? id : -1;
 }
 
-/* An expert's picks are cut into items of about the same size, whole eights. Items are listed by size, those of the
- * largest experts first, so that what the products end with is short; an expert's own stay together. The order of an
- * expert's picks and of experts of one size among each other is left to chance: it decides no bit. */
-static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_experts_call a, int item_picks)
+static TD_DEVICE void place_pick(const td_experts_call &a, int pick, int to)
 {
-    td_begin();
+    if (pick >= a.picks) return;
+    if (to >= 0) a.order[to] = pick;
+    a.place[pick] = to;
+}
+
+/* Items of all experts, and where each expert's picks start. n: picks of expert threadIdx.x. An expert's picks are cut
+ * into items of about the same size, whole eights. Items are listed by size, those of the largest experts first, so that
+ * what the products end with is short; an expert's own stay together. */
+static TD_DEVICE int list_items(const td_experts_call &a, int item_picks, int n)
+{
     enum { SIZES = TD_ITEM_MANY / 8 };
-    __shared__ int count[TD_EXPERTS_MAX], start[TD_EXPERTS_MAX], of_size[SIZES], listed[SIZES];
+    __shared__ int of_size[SIZES], listed[SIZES];
     __shared__ uint32_t warp_sum[GROUP_THREADS / 32];
-    int e = threadIdx.x, id[IDS_AT_ONCE];
-    if (e < TD_EXPERTS_MAX) count[e] = 0;
-    if (e < SIZES) of_size[e] = listed[e] = 0;
-    __syncthreads();
-    for (int at = e; at < a.picks; at += IDS_AT_ONCE * GROUP_THREADS) {
-        load_ids(a, at, id);
-#pragma unroll
-        for (int i = 0; i < IDS_AT_ONCE; i++)
-            if (id[i] >= 0) atomicAdd(&count[id[i]], 1);
-    }
-    __syncthreads();
-    int n = e < TD_EXPERTS_MAX ? count[e] : 0, items = (n + item_picks - 1) / item_picks;
-    int size = items ? ((n + items - 1) / items + 7) / 8 * 8 : 0, from_largest = (item_picks - size) / 8;
     uint32_t sorted;
+    int e = threadIdx.x, items = (n + item_picks - 1) / item_picks;
+    int size = items ? ((n + items - 1) / items + 7) / 8 * 8 : 0, from_largest = (item_picks - size) / 8;
+    if (e < SIZES) of_size[e] = listed[e] = 0;
     int first = (int)td_block_before((uint32_t)n, warp_sum, &sorted);
     if (items) atomicAdd(&of_size[from_largest], items);
-    if (e < TD_EXPERTS_MAX) start[e] = first; /* from here on the next free place */
     __syncthreads();
     if (items) {
         int item = atomicAdd(&listed[from_largest], items);
@@ -63,17 +55,49 @@ static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_exper
         *a.n_items = all;
         *a.n_sorted = (int)sorted;
     }
-    for (int at = e; at < a.picks; at += IDS_AT_ONCE * GROUP_THREADS) {
-        load_ids(a, at, id);
-#pragma unroll
-        for (int i = 0; i < IDS_AT_ONCE; i++) {
-            int pick = at + i * GROUP_THREADS;
-            if (pick >= a.picks) continue;
-            int to = id[i] >= 0 ? atomicAdd(&start[id[i]], 1) : -1;
-            if (to >= 0) a.order[to] = pick;
-            a.place[pick] = to;
-        }
+    return first;
+}
+
+/* Counts the picks of every expert, a thread a pick; blocks add theirs up in the counters, and the last to arrive lists
+ * the items. A pick's rank among its expert's, and the order of experts of one size, are left to chance: they decide no
+ * bit. One block places its picks too; for more, k_experts_place does. */
+static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_group(td_experts_call a, int item_picks)
+{
+    td_begin();
+    __shared__ int count[TD_EXPERTS_MAX]; /* the block's; then what blocks before it had; then where picks start */
+    __shared__ bool last;
+    int e = threadIdx.x, pick = blockIdx.x * GROUP_THREADS + e, id = load_id(a, pick), rank = 0, n = 0;
+    if (e < TD_EXPERTS_MAX) count[e] = 0;
+    __syncthreads();
+    if (id >= 0) rank = atomicAdd(&count[id], 1);
+    __syncthreads();
+    if (e < a.n_experts) n = count[e];
+    if (gridDim.x > 1) {
+        if (n) count[e] = (int)atomicAdd(a.counters + e, (uint32_t)n);
+        __syncthreads();
+        if (pick < a.picks) a.place[pick] = id >= 0 ? count[id] + rank : -1;
+        __syncthreads();
+        if (e == 0) last = td_arrives_last(a.counters + TD_EXPERTS_MAX, 1, gridDim.x);
+        __syncthreads();
+        if (!last) return;
+        if (e < a.n_experts) n = (int)atomicExch(a.counters + e, 0);
     }
+    int first = list_items(a, item_picks, n);
+    if (gridDim.x > 1) {
+        if (e < a.n_experts) a.start[e] = first;
+        return;
+    }
+    __syncthreads();
+    if (e < a.n_experts) count[e] = first;
+    __syncthreads();
+    place_pick(a, pick, id >= 0 ? count[id] + rank : -1);
+}
+
+static __global__ void __launch_bounds__(GROUP_THREADS) k_experts_place(td_experts_call a)
+{
+    td_begin();
+    int pick = blockIdx.x * GROUP_THREADS + threadIdx.x, id = load_id(a, pick);
+    place_pick(a, pick, id >= 0 ? a.start[id] + a.place[pick] : -1);
 }
 
 /* Plain experts: the rows as they are. */
@@ -87,39 +111,39 @@ static TD_DEVICE void plain_inputs(const td_experts_call &a, int first, int n)
 }
 
 /* Rows of the picks, EXL3: rotated for gate and up. A block has `at_once` sorted picks, which of prompts mostly have one
- * expert and so one set of scales; a warp 512 values of each, the next pick's on their way. */
-static __global__ void __launch_bounds__(THREADS, 3) k_experts_inputs(td_experts_call a, int at_once)
+ * expert and so one set of scales a matrix; a warp 512 values of each, the next pick's on their way. */
+static __global__ void __launch_bounds__(THREADS, 4) k_experts_inputs(td_experts_call a, int at_once)
 {
     td_begin();
+    __shared__ __align__(16) float turns[WARPS][TD_TURN];
     int first = blockIdx.x * at_once, n = min(*a.n_sorted - first, at_once), lane = threadIdx.x % 32;
     if (n <= 0) return;
     if (!a.exl3) {
         plain_inputs(a, first, n);
         return;
     }
-    int pick = a.order[first + min(lane, n - 1)], expert = a.ids[pick];
+    int pick = a.order[first + min(lane, n - 1)], expert = a.ids[pick], row = pick / a.top_k;
     for (int part = threadIdx.x / 32 * TD_PART_WARP; part < a.dim; part += WARPS * TD_PART_WARP) {
-        int k = part + td_part_at(), current = -1;
-        bool live = k < a.dim;
-        uint32_t values[TD_PART / 2], signs[2][TD_PART / 2];
-        td_part_load16(a.x + (size_t)(__shfl_sync(0xffffffffu, pick, 0) / a.top_k) * a.dim + k, live, values);
-        for (int r = 0; r < n; r++) {
-            int own = __shfl_sync(0xffffffffu, expert, r), row = __shfl_sync(0xffffffffu, pick, r + 1) / a.top_k;
-            if (own != current) {
-                const td_gpu_matrix *m = a.table + own;
-                td_part_load_scales(m[(size_t)TD_MATRIX_GATE * a.n_experts].suh + k, live, signs[0]);
-                td_part_load_scales(m[(size_t)TD_MATRIX_UP * a.n_experts].suh + k, live, signs[1]);
+        bool live = part + td_part_at() < a.dim;
+        int k = live ? part + td_part_at() : 0;
+        const td_bf16 *x = a.x + k;
+        td_part16 next = td_part_load16(x + (size_t)__shfl_sync(0xffffffffu, row, 0) * a.dim), signs;
+#pragma unroll 1
+        for (int matrix = 0; matrix < 2; matrix++) {
+            const td_gpu_matrix *table = a.table + (size_t)(TD_MATRIX_GATE + matrix) * a.n_experts;
+            td_bf16 *to = a.in + ((size_t)matrix * a.picks + first) * a.in_stride;
+            int current = -1;
+#pragma unroll 1
+            for (int r = 0; r < n; r++) {
+                int own = __shfl_sync(0xffffffffu, expert, r);
+                int next_row = __shfl_sync(0xffffffffu, row, r + 1 < n ? r + 1 : 0);
+                if (own != current) signs = td_part_load_weight(table[own].suh + k);
                 current = own;
-            }
-            td_bf16 *to = a.in + (size_t)(first + r) * a.in_stride;
-#pragma unroll
-            for (int matrix = 0; matrix < 2; matrix++) {
                 float v[TD_PART];
-#pragma unroll
-                for (int i = 0; i < TD_PART; i++)
-                    v[i] = i % 2 ? td_high_bf16(values[i / 2]) : td_low_bf16(values[i / 2]);
-                if (matrix && r + 1 < n) td_part_load16(a.x + (size_t)row * a.dim + k, live, values);
-                td_part_rotate_in(v, signs[matrix], k, live, a.by_step, to + (size_t)matrix * a.picks * a.in_stride);
+                td_part_scaled(next, signs, v);
+                next = td_part_load16(x + (size_t)next_row * a.dim);
+                td_part_rotate_in(v, turns[threadIdx.x / 32], part + td_part_pairs_at(), live, a.by_step, to);
+                to += a.in_stride;
             }
         }
     }
@@ -142,33 +166,48 @@ static TD_DEVICE void plain_middle(const td_experts_call &a)
 static __global__ void __launch_bounds__(THREADS, 3) k_experts_middle(td_experts_call a)
 {
     td_begin();
+    __shared__ __align__(16) float turns[WARPS][TD_TURN];
     if (!a.exl3) {
         plain_middle(a);
         return;
     }
     int per_pick = (a.width + TD_PART_WARP - 1) / TD_PART_WARP, unit = blockIdx.x * WARPS + threadIdx.x / 32;
-    int p = unit / per_pick, k = unit % per_pick * TD_PART_WARP + td_part_at();
+    int p = unit / per_pick, part = unit % per_pick * TD_PART_WARP, k = part + td_part_pairs_at();
     if (p >= *a.n_sorted) return;
     bool live = k < a.width;
+    float *turn = turns[threadIdx.x / 32];
     const td_gpu_matrix *m = a.table + a.ids[a.order[p]];
-    const float *z = a.z + (size_t)p * 2 * a.width + k;
+    const float *z = a.z + (size_t)p * 2 * a.width + (live ? part + td_part_at() : 0);
     float gate[TD_PART], up[TD_PART];
-    uint32_t scales[TD_MATRICES][TD_PART / 2];
-    td_part_load32(z, a.width - k, gate);
-    td_part_load32(z + a.width, a.width - k, up);
+    uint32_t scales[TD_MATRICES][TD_PART_PAIRS];
+    td_part_load32(z, gate);
+    td_part_load32(z + a.width, up);
 #pragma unroll
     for (int i = 0; i < TD_MATRICES; i++) {
         const td_gpu_matrix *matrix = m + (size_t)i * a.n_experts;
-        td_part_load_scales((i == TD_MATRIX_DOWN ? matrix->suh : matrix->svh) + k, live, scales[i]);
+        td_part_load_scale_pairs((i == TD_MATRIX_DOWN ? matrix->suh : matrix->svh) + (live ? k : 0), scales[i]);
     }
-    td_part_hadamard(gate);
-    td_part_scale(gate, scales[TD_MATRIX_GATE]);
-    td_part_hadamard(up);
-    td_part_scale(up, scales[TD_MATRIX_UP]);
+    td_part_hadamard(gate, turn);
+    td_part_scale_pairs(gate, scales[TD_MATRIX_GATE]);
+    td_part_hadamard(up, turn);
+    td_part_scale_pairs(up, scales[TD_MATRIX_UP]);
 #pragma unroll
     for (int i = 0; i < TD_PART; i++)
         gate[i] = td_round_bf16(td_swiglu_value(td_round_bf16(gate[i]), td_round_bf16(up[i]), a.limit));
-    td_part_rotate_in(gate, scales[TD_MATRIX_DOWN], k, live, a.by_step, a.mid + (size_t)p * a.mid_stride);
+    td_part_scale_pairs(gate, scales[TD_MATRIX_DOWN]);
+    td_part_from_pairs(gate, turn);
+    td_part_rotate_in(gate, turn, k, live, a.by_step, a.mid + (size_t)p * a.mid_stride);
+}
+
+/* The lane's values of a pick's output: of EXL3 in a row, to be rotated; plain: as pairs. */
+static TD_DEVICE void load_output(const td_experts_call &a, int place, int first, float v[TD_PART])
+{
+    const float *out = a.out + (size_t)place * a.dim;
+    int d = first + (a.exl3 ? td_part_at() : td_part_pairs_at());
+    if (a.exl3)
+        td_part_load32(out + (d < a.dim ? d : 0), v);
+    else
+        td_part_load32_pairs(out + d, a.dim - d, v);
 }
 
 /* y = sum over picks in order of weight * output, then the shared expert. A warp 512 values of a row; the next pick's
@@ -176,8 +215,9 @@ static __global__ void __launch_bounds__(THREADS, 3) k_experts_middle(td_experts
 static __global__ void __launch_bounds__(THREADS, 3) k_experts_combine(td_experts_call a)
 {
     td_begin();
+    __shared__ __align__(16) float turns[WARPS][TD_TURN];
     size_t row = blockIdx.y;
-    int first = (blockIdx.x * WARPS + threadIdx.x / 32) * TD_PART_WARP, d = first + td_part_at(),
+    int first = (blockIdx.x * WARPS + threadIdx.x / 32) * TD_PART_WARP, d = first + td_part_pairs_at(),
         lane = threadIdx.x % 32;
     if (first >= a.dim) return;
     bool live = d < a.dim;
@@ -192,32 +232,30 @@ static __global__ void __launch_bounds__(THREADS, 3) k_experts_combine(td_expert
         if (own >= 0 && a.exl3) own_svh = a.table[(size_t)TD_MATRIX_DOWN * a.n_experts + a.ids[pick]].svh;
         uint32_t left = __ballot_sync(0xffffffffu, own >= 0);
         float next[TD_PART];
-        const float *out = a.out + d;
-        if (left) td_part_load32(out + (size_t)__shfl_sync(0xffffffffu, own, __ffs(left) - 1) * a.dim, a.dim - d, next);
+        if (left) load_output(a, __shfl_sync(0xffffffffu, own, __ffs(left) - 1), first, next);
         while (left) {
             int k = __ffs(left) - 1;
             float v[TD_PART], weight = __shfl_sync(0xffffffffu, own_weight, k);
-            uint32_t svh[TD_PART / 2];
+            uint32_t svh[TD_PART_PAIRS];
             const td_f16 *scales = (const td_f16 *)__shfl_sync(0xffffffffu, (unsigned long long)own_svh, k);
-            if (a.exl3) td_part_load_scales(scales + d, live, svh);
+            if (a.exl3) td_part_load_scale_pairs(scales + (live ? d : 0), svh);
 #pragma unroll
             for (int i = 0; i < TD_PART; i++) v[i] = next[i];
             left &= left - 1;
-            if (left)
-                td_part_load32(out + (size_t)__shfl_sync(0xffffffffu, own, __ffs(left) - 1) * a.dim, a.dim - d, next);
+            if (left) load_output(a, __shfl_sync(0xffffffffu, own, __ffs(left) - 1), first, next);
             if (a.exl3) {
-                td_part_hadamard(v);
-                td_part_scale(v, svh);
+                td_part_hadamard(v, turns[threadIdx.x / 32]);
+                td_part_scale_pairs(v, svh);
             }
 #pragma unroll
             for (int i = 0; i < TD_PART; i++) y[i] = fmaf(weight, v[i], y[i]);
         }
     }
     float shared[TD_PART];
-    if (a.shared) td_part_load32(a.shared + row * a.dim + d, a.dim - d, shared);
+    if (a.shared) td_part_load32_pairs(a.shared + row * a.dim + d, a.dim - d, shared);
 #pragma unroll
-    for (int i = 0; i < TD_PART && d + 4 * i < a.dim; i += 2)
-        *(float2 *)(a.y + row * a.dim + d + 4 * i) =
+    for (int i = 0; i < TD_PART && d + 8 * i < a.dim; i += 2)
+        *(float2 *)(a.y + row * a.dim + d + 8 * i) =
             a.shared ? make_float2(y[i] + shared[i], y[i + 1] + shared[i + 1]) : make_float2(y[i], y[i + 1]);
 }
 
@@ -371,6 +409,7 @@ static void carve(td_arena *arena, size_t picks, int dim, int width, int n_exper
     a->mid_stride = padded(width);
     a->order = (int32_t *)td_cuda_take(arena, picks * sizeof(int32_t));
     a->place = (int32_t *)td_cuda_take(arena, picks * sizeof(int32_t));
+    a->start = (int32_t *)td_cuda_take(arena, (size_t)n_experts * sizeof(int32_t));
     a->items = (td_item *)td_cuda_take(arena, (picks + (size_t)n_experts) * sizeof(td_item));
     a->n_items = (int32_t *)td_cuda_take(arena, 2 * sizeof(int32_t));
     a->n_sorted = a->n_items + 1;
@@ -433,7 +472,9 @@ static td_status run(td_cuda_dev *dev, const td_experts_call *e, td_gpu_kind kin
     down.x_stride = e->mid_stride;
     down.z = e->out;
     down.z_stride = (size_t)e->dim;
-    td_launch(dev, k_experts_group, 1, GROUP_THREADS, 0, *e, item);
+    unsigned groups = td_ceil_div(picks, GROUP_THREADS);
+    td_launch(dev, k_experts_group, groups, GROUP_THREADS, 0, *e, item);
+    if (groups > 1) td_launch(dev, k_experts_place, groups, GROUP_THREADS, 0, *e);
     td_launch(dev, k_experts_inputs, td_ceil_div(picks, (size_t)inputs), THREADS, 0, *e, inputs);
     td_status status = td_cuda_grouped(dev, &gate_up);
     if (status != TD_OK) return status;

@@ -69,6 +69,7 @@ typedef struct td_experts_call {
     const float *weights, *shared;
     float *y;
     int32_t *order, *place; /* sorted pick -> pick; pick -> sorted pick or -1 */
+    int32_t *start;         /* of an expert's sorted picks: of several blocks' picks only */
     td_item *items;
     int32_t *n_items, *n_sorted;
     td_bf16 *in, *mid; /* [2][picks][in_stride], [picks][mid_stride] */
@@ -81,18 +82,18 @@ typedef struct td_experts_call {
 bool td_cuda_experts_few_fits(const td_experts_call *a);
 td_status td_cuda_experts_few(td_cuda_dev *dev, const td_experts_call *a, bool join);
 
-/* Step i of a group of 64 inputs multiplies, in lane (g, t), inputs k, k + 16, k + 8, k + 24 with k = 32 (t & 1) + 2 i +
- * (t >> 1): what decoding leaves there (experts_tile.h). Where input k of a rotated row is stored:
+/* Step i of a group of 64 inputs multiplies, in lane (g, t), inputs k, k + 1, k + 8, k + 9 with k = 16 t + 2 i, whose
+ * weights the lane's own words hold (experts_tile.h). Where input k of a rotated row is stored:
  *   by lane  windows: a lane's four values of every step in a row
  *   by step  prompts: inputs of all lanes for a half of a step in a row (16 bytes), which is how ldmatrix reads them */
 TD_HD static inline int td_rotated_by_lane(int k)
 {
-    return k / 64 * 64 + (k % 64 / 32 + k % 2 * 2) * 16 + k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 32 / 16;
+    return k / 16 * 16 + k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 2;
 }
 
 TD_HD static inline int td_rotated_by_step(int k)
 {
-    return k / 64 * 64 + k % 8 / 2 * 16 + k % 16 / 8 * 8 + (k % 64 / 32 + k % 2 * 2) * 2 + k % 32 / 16;
+    return k / 64 * 64 + k % 8 / 2 * 16 + k % 16 / 8 * 8 + k % 64 / 16 * 2 + k % 2;
 }
 
 #endif

@@ -123,9 +123,9 @@ static TD_DEVICE void rotate_row(uint2 values, uint2 signs, int r, uint4 *xs)
     td_quad_scale(v, signs.x, signs.y);
     td_hadamard(v);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int at = td_rotated_by_lane(td_quad_at() + i);
-        *((__half2 *)(xs + piece_at(r, at / 8)) + at % 8 / 2) = __floats2half2_rn(v[i], v[i + 2]);
+    for (int i = 0; i < 4; i += 2) {
+        int at = td_rotated_by_lane(td_quad_at() + 8 * i);
+        *((__half2 *)(xs + piece_at(r, at / 8)) + at % 8 / 2) = __floats2half2_rn(v[i], v[i + 1]);
     }
 }
 

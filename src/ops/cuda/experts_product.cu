@@ -4,7 +4,7 @@
  *         which are added in order through shared memory
  *   many  a block takes an item of up to 64 picks and 256 outputs; x and words pass through shared memory, a warp's 32
  *         outputs stay in registers, and at the end of a slice its sums are added to the total. The operands of a step
- *         are decoded while the step before it is in the tensor core
+ *         are decoded while the step before it is in the tensor core, and warps are not all at the same step
  * A slice is one chain of steps over ascending inputs; the cut depends on k alone, so both give the same bits. */
 #include "ops/cuda/experts_tile.h"
 
@@ -62,14 +62,14 @@ static TD_DEVICE __half decode_value(const uint32_t *tile, int bits2, int codebo
 }
 
 /* Any width and codebook, from tiles as they are in the file, value by value: what td_decode_mcg4() gives a lane of step
- * i. tile: of inputs 32 (t & 1) .. + 15 of the group; the next 16 inputs' is tile_words further on. */
-static TD_DEVICE void decode_any(const uint32_t *tile, size_t tile_words, int bits2, int codebook, int i, uint32_t a[4])
+ * i. tile: of inputs 16 t .. + 15 of the group. */
+static TD_DEVICE void decode_any(const uint32_t *tile, int bits2, int codebook, int i, uint32_t a[4])
 {
-    int lane = threadIdx.x % 32, p = 8 * (lane / 4 * 4 + i) + lane % 4 / 2;
+    int lane = threadIdx.x % 32, p = 8 * (lane / 4 * 4 + i);
     for (int j = 0; j < 4; j++) {
         int at = p + j % 2 * 4 + j / 2 * 2;
-        __half2 v = __halves2half2(decode_value(tile, bits2, codebook, at),
-                                   decode_value(tile + tile_words, bits2, codebook, at));
+        __half2 v =
+            __halves2half2(decode_value(tile, bits2, codebook, at), decode_value(tile, bits2, codebook, at + 1));
         a[j] = *(uint32_t *)&v;
     }
 }
@@ -108,8 +108,8 @@ static TD_DEVICE void operand(const product &p, const td_gpu_matrix &m, int grou
         const uint32_t *other = (const uint32_t *)(words_at(p, m, column, (lane + 28) & 31) + at);
         td_decode_mcg4(td_pair_sums_init(), __ldg(own + i), i ? __ldg(own + i - 1) : __ldg(other + 3), a);
     } else {
-        size_t tile = (size_t)(group * STEPS + lane % 2 * 2) * columns + column, words = 4 * (size_t)m.bits2;
-        decode_any((const uint32_t *)m.data + tile * words, columns * words, m.bits2, m.codebook, i, a);
+        size_t tile = (size_t)(group * STEPS + lane % 4) * columns + column;
+        decode_any((const uint32_t *)m.data + tile * 4 * m.bits2, m.bits2, m.codebook, i, a);
     }
 }
 
@@ -231,17 +231,47 @@ static TD_DEVICE copies plan_copies(const product &p, const td_gpu_matrix &m, co
     return plan;
 }
 
-/* Copies the next group of x, of 8 * NT rows or a few more; nothing behind the last. */
-template <int NT> static TD_DEVICE void copy_x(const product &p, copies &plan, unsigned char *to, int group)
+/* Barriers in shared memory whose arriving and waiting are two things. A phase ends with the n-th arrival. Every thread
+ * arrives for itself: one lane's arrival behind __syncwarp() would do, but racecheck does not take it for its warp's. */
+static TD_DEVICE void barrier_init(uint64_t *barrier, int n)
 {
-    if (group < p.groups) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(td_shared_at(barrier)), "r"(n) : "memory");
+}
+
+static TD_DEVICE void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(td_shared_at(barrier))
+                 : "memory");
+}
+
+/* Arrives once the thread's td_copy_async() so far are done. */
+static TD_DEVICE void barrier_arrive_copies(uint64_t *barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(td_shared_at(barrier)) : "memory");
+}
+
+/* Until the phase of this parity has ended. */
+static TD_DEVICE void barrier_wait(uint64_t *barrier, int parity)
+{
+    uint32_t at = td_shared_at(barrier), done;
+    do
+        asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     " selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(at), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
+/* Copies the next group of x, of 8 * NT rows or a few more. */
+template <int NT> static TD_DEVICE void copy_x(const product &p, copies &plan, unsigned char *to, uint64_t *landed)
+{
 #pragma unroll
-        for (int i = 0; i * COPY_ROWS < 8 * NT; i++)
-            td_copy_async(to + piece_at(threadIdx.x / 8, threadIdx.x % 8) + i * COPY_ROWS * 128, plan.x + i * p.x_rows,
-                          plan.x_valid[i]);
-        plan.x += 128;
-    }
-    td_copy_commit();
+    for (int i = 0; i * COPY_ROWS < 8 * NT; i++)
+        td_copy_async(to + piece_at(threadIdx.x / 8, threadIdx.x % 8) + i * COPY_ROWS * 128, plan.x + i * p.x_rows,
+                      plan.x_valid[i]);
+    barrier_arrive_copies(landed);
+    plan.x += 128;
 }
 
 static TD_DEVICE unsigned char *own_words(unsigned char *words)
@@ -355,15 +385,19 @@ template <int FLOATS> static TD_DEVICE void add_slice(float acc[FLOATS], float4 
     }
 }
 
-/* A block's part with tiles for exactly 8 * NT rows, so that nothing in the loop depends on the item. Copies are waited
- * for in the order in which they were asked for: a group's words, then x of the group behind the next. When a thread
- * needs the next group's words, that group's x, asked for a group earlier, has arrived too; so at the barrier it has for
- * every thread, and nobody reads the stage of the group before any more. */
+/* Stages of x go round: `landed` when every thread's copies have arrived, `free` when every thread has read them. Warps
+ * of a block may so be most of a group apart, and decode while others multiply. */
+typedef struct stages {
+    uint64_t landed[STAGES], free[STAGES];
+} stages;
+
+/* A block's part with tiles for exactly 8 * NT rows, so that nothing in the loop depends on the item. */
 template <int KIND, int NT>
-static TD_DEVICE void many_item(const product &p, const td_gpu_matrix &m, const td_item &item, unsigned char *smem)
+static TD_DEVICE void many_item(const product &p, const td_gpu_matrix &m, const td_item &item, unsigned char *smem,
+                                stages *s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int column = (blockIdx.x * WARPS + warp) * MANY_TILES, x = x_of_lane<KIND>(), group = 0, slot = 0;
+    int column = (blockIdx.x * WARPS + warp) * MANY_TILES, x = x_of_lane<KIND>(), group = 0, slot = 0, round = 0;
     unsigned char *words = smem + STAGES * X_BYTES;
     float4 *total = (float4 *)(words + W_BYTES) + threadIdx.x;
     copies plan = plan_copies(p, m, item, column);
@@ -373,8 +407,10 @@ static TD_DEVICE void many_item(const product &p, const td_gpu_matrix &m, const 
 #pragma unroll
     for (int i = 0; i < MANY_TILES * NT * 4; i++) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.0f;
     copy_words<KIND>(p, plan, words, 0);
-    for (int i = 0; i < STAGES - 1; i++) copy_x<NT>(p, plan, smem + i * X_BYTES, i);
-    td_copy_wait<1>();
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++)
+        if (i < p.groups) copy_x<NT>(p, plan, smem + i * X_BYTES, &s->landed[i]);
+    td_copy_wait<0>();
     if (KIND == TD_GPU_MCG4) {
         load_words(d, words);
         decode_halves(d, 0, 0, 2 * MANY_TILES, a[0]);
@@ -382,21 +418,28 @@ static TD_DEVICE void many_item(const product &p, const td_gpu_matrix &m, const 
     for (int slice = 0; slice < p.slices; slice++) {
         for (int end = p.groups * (slice + 1) / p.slices; group < end; group++) {
             const unsigned char *stage = smem + slot * X_BYTES;
-            unsigned char *before = smem + (slot ? slot - 1 : STAGES - 1) * X_BYTES;
-            __syncthreads();
+            int before = slot ? slot - 1 : STAGES - 1;
             copy_words<KIND>(p, plan, words, group + 1);
-            copy_x<NT>(p, plan, before, group + STAGES - 1);
+            barrier_wait(&s->landed[slot], round & 1);
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
                 if (i + 1 == STEPS) {
-                    td_copy_wait<1>();
+                    td_copy_wait<0>();
                     if (KIND == TD_GPU_MCG4) load_words(d, words);
+                    if (group + STAGES - 1 < p.groups) { /* into the stage of the group before */
+                        if (group) barrier_wait(&s->free[before], slot ? round & 1 : ~round & 1);
+                        copy_x<NT>(p, plan, smem + before * X_BYTES, &s->landed[before]);
+                    }
                 }
                 if (KIND != TD_GPU_MCG4)
                     for (int c = 0; c < MANY_TILES; c++) operand<KIND>(p, m, group, i, column + c, a[i % 2][c]);
                 many_step<KIND, NT>(stage, x, i, d, a[i % 2], a[(i + 1) % 2], acc);
             }
-            slot = slot + 1 < STAGES ? slot + 1 : 0;
+            barrier_arrive(&s->free[slot]);
+            if (++slot == STAGES) {
+                slot = 0;
+                round++;
+            }
         }
         add_slice<MANY_TILES * NT * 4>(&acc[0][0][0], total, slice == 0, slice + 1 == p.slices);
     }
@@ -415,21 +458,27 @@ static __global__ void __launch_bounds__(32 * WARPS, KIND == TD_GPU_MCG4 ? 2 : 1
 {
     td_begin();
     extern __shared__ __align__(128) unsigned char smem[];
+    __shared__ stages s;
     if ((int)blockIdx.z >= *p.a.n_items) return;
+    if (threadIdx.x < STAGES) {
+        barrier_init(&s.landed[threadIdx.x], 32 * WARPS);
+        barrier_init(&s.free[threadIdx.x], 32 * WARPS);
+    }
+    __syncthreads();
     const td_item item = p.a.items[blockIdx.z];
     const td_gpu_matrix m = p.a.table[(size_t)(p.a.first_matrix + blockIdx.y) * p.a.n_experts + item.expert];
     if constexpr (KIND != TD_GPU_MCG4) {
-        many_item<KIND, MANY_NT>(p, m, item, smem);
+        many_item<KIND, MANY_NT>(p, m, item, smem, &s);
     } else {
         switch ((item.n + 7) / 8) {
-        case 1: many_item<KIND, 1>(p, m, item, smem); break;
-        case 2: many_item<KIND, 2>(p, m, item, smem); break;
-        case 3: many_item<KIND, 3>(p, m, item, smem); break;
-        case 4: many_item<KIND, 4>(p, m, item, smem); break;
-        case 5: many_item<KIND, 5>(p, m, item, smem); break;
-        case 6: many_item<KIND, 6>(p, m, item, smem); break;
-        case 7: many_item<KIND, 7>(p, m, item, smem); break;
-        default: many_item<KIND, MANY_NT>(p, m, item, smem); break;
+        case 1: many_item<KIND, 1>(p, m, item, smem, &s); break;
+        case 2: many_item<KIND, 2>(p, m, item, smem, &s); break;
+        case 3: many_item<KIND, 3>(p, m, item, smem, &s); break;
+        case 4: many_item<KIND, 4>(p, m, item, smem, &s); break;
+        case 5: many_item<KIND, 5>(p, m, item, smem, &s); break;
+        case 6: many_item<KIND, 6>(p, m, item, smem, &s); break;
+        case 7: many_item<KIND, 7>(p, m, item, smem, &s); break;
+        default: many_item<KIND, MANY_NT>(p, m, item, smem, &s); break;
         }
     }
 }

@@ -1,6 +1,6 @@
 /* Rotations around the products of EXL3 experts, for experts.cu and experts_few.cu. H: butterflies in the order of
  * checkpoint/hadamard.h. A few rows: a warp 128 values, four a lane. Many: a warp 512, sixteen a lane ("part"), with the
- * same operations on every value and three exchanges between lanes instead of five. */
+ * same operations on every value and one turn through shared memory instead of five exchanges between lanes. */
 #ifndef TD_OPS_CUDA_EXPERTS_ROTATE_H
 #define TD_OPS_CUDA_EXPERTS_ROTATE_H
 
@@ -62,7 +62,7 @@ TD_DEVICE void td_rotate_in(float v[4], const td_f16 *suh, int k, td_bf16 *to)
     td_quad_scale_from(v, suh + k);
     td_hadamard(v);
 #pragma unroll
-    for (int i = 0; i < 2; i++) *(__half2 *)(to + td_rotated_by_lane(k + i)) = __floats2half2_rn(v[i], v[i + 2]);
+    for (int i = 0; i < 4; i += 2) *(__half2 *)(to + td_rotated_by_lane(k + 8 * i)) = __floats2half2_rn(v[i], v[i + 1]);
 }
 
 /* H(z) * svh of the same values. */
@@ -83,13 +83,25 @@ TD_DEVICE void td_expert_middle(float gate[4], float up[4], const td_gpu_matrix 
     td_rotate_in(gate, m[(size_t)TD_MATRIX_DOWN * n_experts].suh, i, to);
 }
 
-/* A lane's part: the pairs of values at td_part_at() + 8 i of the warp's 512, i = 0 .. 7, in this order. */
-enum { TD_PART = 16, TD_PART_WARP = 512 };
+/* A lane's part of a warp's 512 values, four blocks of 128: first 16 in a row, from td_part_at() on, with which it adds
+ * values up to 8 apart, then, after a turn through shared memory, eight pairs 16 apart, from td_part_pairs_at() on. */
+enum {
+    TD_PART = 16,
+    TD_PART_WARP = 512,
+    TD_PART_PAIRS = TD_PART / 2,
+    TD_TURN_BLOCK = 144,
+    TD_TURN = 4 * TD_TURN_BLOCK
+};
 
 TD_DEVICE int td_part_at()
 {
+    return threadIdx.x % 32 * TD_PART;
+}
+
+TD_DEVICE int td_part_pairs_at()
+{
     int lane = threadIdx.x % 32;
-    return lane / 8 * 128 + lane % 8 / 4 * 64 + lane % 4 * 2;
+    return lane / 8 * 128 + lane % 8 * 2;
 }
 
 template <int STEP> TD_DEVICE void td_part_inside(float v[TD_PART])
@@ -103,86 +115,154 @@ template <int STEP> TD_DEVICE void td_part_inside(float v[TD_PART])
     }
 }
 
-template <int STEP> TD_DEVICE void td_part_across(float v[TD_PART])
+/* Where four values of row `row` of 16 lie in a block that turns: neighbours are exchanged so that eight lanes' same
+ * piece meets all banks once, and blocks are 16 words more than 128 apart for the pairs. */
+TD_DEVICE float *td_turn_at(float *turn, int row, int piece)
 {
-    float sign = threadIdx.x & STEP ? -1.0f : 1.0f; /* other - v or other + v, exactly */
-#pragma unroll
-    for (int i = 0; i < TD_PART; i++) v[i] = fmaf(sign, v[i], __shfl_xor_sync(0xffffffffu, v[i], STEP));
+    return turn + threadIdx.x % 32 / 8 * TD_TURN_BLOCK + row * TD_PART + (piece ^ row / 2) * 4;
 }
 
-/* H of each 128 of the warp's values. */
-TD_DEVICE void td_part_hadamard(float v[TD_PART])
+/* A row's 16 values to pairs and back. turn: [TD_TURN] of the warp. */
+TD_DEVICE void td_part_to_pairs(float v[TD_PART], float *turn)
+{
+    int c = threadIdx.x % 8;
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        *(float4 *)td_turn_at(turn, c, q) = make_float4(v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < TD_PART_PAIRS; j++) {
+        float2 pair = *(float2 *)(td_turn_at(turn, j, c / 2) + c % 2 * 2);
+        v[2 * j] = pair.x;
+        v[2 * j + 1] = pair.y;
+    }
+    __syncwarp();
+}
+
+TD_DEVICE void td_part_from_pairs(float v[TD_PART], float *turn)
+{
+    int c = threadIdx.x % 8;
+#pragma unroll
+    for (int j = 0; j < TD_PART_PAIRS; j++)
+        *(float2 *)(td_turn_at(turn, j, c / 2) + c % 2 * 2) = make_float2(v[2 * j], v[2 * j + 1]);
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        float4 four = *(float4 *)td_turn_at(turn, c, q);
+        v[4 * q] = four.x;
+        v[4 * q + 1] = four.y;
+        v[4 * q + 2] = four.z;
+        v[4 * q + 3] = four.w;
+    }
+    __syncwarp();
+}
+
+/* H of each 128 of the warp's values, from rows to pairs. */
+TD_DEVICE void td_part_hadamard(float v[TD_PART], float *turn)
 {
     td_part_inside<1>(v);
-    td_part_across<1>(v); /* two values apart */
-    td_part_across<2>(v);
-    td_part_inside<2>(v); /* eight */
+    td_part_inside<2>(v);
     td_part_inside<4>(v);
     td_part_inside<8>(v);
-    td_part_across<4>(v); /* 64 */
+    td_part_to_pairs(v, turn);
+    td_part_inside<2>(v); /* 16 values apart, */
+    td_part_inside<4>(v);
+    td_part_inside<8>(v); /* and 64 */
 #pragma unroll
     for (int i = 0; i < TD_PART; i++) v[i] *= 0.08838834764831845f; /* 1 / sqrt(128) */
 }
 
-/* v *= scales, which are those of the part. */
-TD_DEVICE void td_part_scale(float v[TD_PART], const uint32_t scales[TD_PART / 2])
+/* Values of a part as they are in memory: 16 bits in a row, 32 bits in a row, 32 bits as pairs. */
+typedef struct td_part16 {
+    uint4 v[2];
+} td_part16;
+
+TD_DEVICE td_part16 td_part_load16(const td_bf16 *from)
+{
+    return { { *(const uint4 *)from, *(const uint4 *)(from + 8) } };
+}
+
+TD_DEVICE uint32_t td_part_word(const td_part16 &part, int i)
+{
+    const uint4 &v = part.v[i / 4];
+    return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+}
+
+/* f16, of a weight, whose address comes out of memory, so that the compiler has to be told what it points to. */
+TD_DEVICE td_part16 td_part_load_weight(const td_f16 *from)
+{
+    return { { __ldg((const uint4 *)from), __ldg((const uint4 *)(from + 8)) } };
+}
+
+/* x * scales. */
+TD_DEVICE void td_part_scaled(const td_part16 &x, const td_part16 &scales, float v[TD_PART])
 {
 #pragma unroll
-    for (int i = 0; i < TD_PART / 2; i++) {
+    for (int i = 0; i < TD_PART_PAIRS; i++) {
+        uint32_t pair = td_part_word(x, i), scale = td_part_word(scales, i);
+        float2 s = __half22float2(*(const __half2 *)&scale);
+        v[2 * i] = td_low_bf16(pair) * s.x;
+        v[2 * i + 1] = td_high_bf16(pair) * s.y;
+    }
+}
+
+TD_DEVICE void td_part_load32(const float *from, float v[TD_PART])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float4 four = *(const float4 *)(from + 4 * i);
+        v[4 * i] = four.x;
+        v[4 * i + 1] = four.y;
+        v[4 * i + 2] = four.z;
+        v[4 * i + 3] = four.w;
+    }
+}
+
+/* As pairs. left: how many values the row still has from `from` on (plain rows need not end with a block). */
+TD_DEVICE void td_part_load32_pairs(const float *from, int left, float v[TD_PART])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART_PAIRS; i++) {
+        float2 pair = 16 * i < left ? *(const float2 *)(from + 16 * i) : make_float2(0.0f, 0.0f);
+        v[2 * i] = pair.x;
+        v[2 * i + 1] = pair.y;
+    }
+}
+
+TD_DEVICE void td_part_load_scale_pairs(const td_f16 *from, uint32_t pairs[TD_PART_PAIRS])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART_PAIRS; i++) pairs[i] = __ldg((const uint32_t *)(from + 16 * i));
+}
+
+/* v *= scales, both as pairs. */
+TD_DEVICE void td_part_scale_pairs(float v[TD_PART], const uint32_t scales[TD_PART_PAIRS])
+{
+#pragma unroll
+    for (int i = 0; i < TD_PART_PAIRS; i++) {
         float2 s = __half22float2(*(const __half2 *)&scales[i]);
         v[2 * i] *= s.x;
         v[2 * i + 1] *= s.y;
     }
 }
 
-/* Loads of a part from a row's value td_part_at() on; zeros when !live. scales: of a weight, whose address comes out of
- * memory, so that the compiler has to be told what it points to. */
-TD_DEVICE void td_part_load16(const td_bf16 *from, bool live, uint32_t pairs[TD_PART / 2])
+/* f16(H(v)) at its place in a rotated row. v: scaled, a row's 16 values; k: of the lane's first pair. By step, a lane's
+ * pairs of 64 inputs are 16 bytes in a row. */
+TD_DEVICE void td_part_rotate_in(float v[TD_PART], float *turn, int k, bool live, bool by_step, td_bf16 *to)
 {
+    __half2 h[TD_PART_PAIRS];
+    td_part_hadamard(v, turn);
 #pragma unroll
-    for (int i = 0; i < TD_PART / 2; i++) pairs[i] = live ? *(const uint32_t *)(from + 8 * i) : 0;
-}
-
-TD_DEVICE void td_part_load_scales(const td_f16 *from, bool live, uint32_t pairs[TD_PART / 2])
-{
-#pragma unroll
-    for (int i = 0; i < TD_PART / 2; i++) pairs[i] = live ? __ldg((const uint32_t *)(from + 8 * i)) : 0;
-}
-
-/* left: how many values the row still has from `from` on; zeros behind them (plain rows need not end with a part). */
-TD_DEVICE void td_part_load32(const float *from, int left, float v[TD_PART])
-{
-#pragma unroll
-    for (int i = 0; i < TD_PART / 2; i++) {
-        float2 pair = 8 * i < left ? *(const float2 *)(from + 8 * i) : make_float2(0.0f, 0.0f);
-        v[2 * i] = pair.x;
-        v[2 * i + 1] = pair.y;
-    }
-}
-
-/* f16(H(v * suh)) at its place in a rotated row, k: of the part's first value. By step, a lane's part is 32 bytes in a
- * row; by lane, four pieces of 8 bytes. */
-TD_DEVICE void td_part_rotate_in(float v[TD_PART], const uint32_t suh[TD_PART / 2], int k, bool live, bool by_step,
-                                 td_bf16 *to)
-{
-    __half2 h[2][4]; /* inputs + 8, lane of the product: inputs + 32 and + 1; + 16 beside each other */
-    td_part_scale(v, suh);
-    td_part_hadamard(v);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int first = 2 * (i % 2 * 4 + i / 4) + i / 2 % 2;
-        h[i / 4][i % 4] = __floats2half2_rn(v[first], v[first + 4]);
-    }
+    for (int i = 0; i < TD_PART_PAIRS; i++) h[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
     if (!live) return;
     if (by_step) {
-        uint4 *at = (uint4 *)(to + td_rotated_by_step(k));
-        at[0] = *(uint4 *)h[0];
-        at[1] = *(uint4 *)h[1];
+        to += td_rotated_by_step(k);
+        *(uint4 *)to = *(uint4 *)h;
+        *(uint4 *)(to + TD_TILE_IN) = *(uint4 *)(h + 4);
     } else {
-        for (int t = 0; t < 4; t++) {
-            __half2 pair[2] = { h[0][t], h[1][t] };
-            *(uint2 *)(to + td_rotated_by_lane(k) + 16 * t) = *(uint2 *)pair;
-        }
+        to += td_rotated_by_lane(k);
+#pragma unroll
+        for (int i = 0; i < TD_PART_PAIRS; i++) *(__half2 *)(to + 16 * i) = h[i];
     }
 }
 

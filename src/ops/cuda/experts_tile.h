@@ -26,10 +26,9 @@ TD_DEVICE void td_mcg4_products(uint32_t window, uint32_t *upper, uint32_t *lowe
     *lower = window * TD_EXL3_MCG_MARK - *upper * 65536u;
 }
 
-/* Adds the halves of every register of an A operand, which is a product with a matrix of ones: output column c takes
- * inputs 2 c and 2 c + 1. A sum is exact before it is rounded to nearest, so these are the bits of one addition
- * (experts_check.cu looks at all states, opcheck at all weights). Lane (g, t) gets the sums of rows g and g + 8, of
- * lanes 2 t % 4 and 2 t % 4 + 1 of its four, of registers a[0] and a[1] (t < 2) or a[2] and a[3]. */
+/* Adds the halves of every register of an A operand, which is a product with a matrix of ones. A sum is exact before it
+ * is rounded to nearest, so these are the bits of one addition (experts_check.cu looks at all states, opcheck at all
+ * weights). A lane gets the sums of its own registers: of a[0] and a[2], and of a[1] and a[3]. */
 typedef struct td_pair_sums {
     uint32_t b[2]; /* the ones of this lane */
 } td_pair_sums;
@@ -37,7 +36,7 @@ typedef struct td_pair_sums {
 TD_DEVICE td_pair_sums td_pair_sums_init()
 {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    return { { g == t ? 0x3c003c00u : 0, g == t + 4 ? 0x3c003c00u : 0 } };
+    return { { g == 2 * t ? 0x3c003c00u : 0, g == 2 * t + 1 ? 0x3c003c00u : 0 } };
 }
 
 TD_DEVICE void td_pair_sum(const td_pair_sums &ones, const uint32_t a[4], uint32_t sums[2])
