@@ -108,14 +108,15 @@ def attend_cost(w):
 
 def hyper_cost(rows, leave, enter):
     streams = STREAMS * HIDDEN
-    n_bytes, flops = 2 * rows * streams, 0
+    n_bytes, flops, tensor = 2 * rows * streams, 0, 0
     if leave:
         n_bytes += rows * SHARDS * HIDDEN * 4 + 2 * rows * streams
         flops += rows * (streams * 10 + HIDDEN * (SHARDS - 1))
     if enter:
         n_bytes += 24 * streams * 4 + 2 * rows * HIDDEN
         flops += rows * (2 * 24 * streams + 2 * streams + HIDDEN * 11)
-    return n_bytes, flops
+        tensor = max(rows, 16) * 2 * 8 * (3 * 3 + 2) * streams  # mixes in three parts, and the squares
+    return n_bytes, flops, tensor
 
 
 def operations(w):
@@ -148,13 +149,13 @@ def operations(w):
     add("dsa_attend", f"{HEADS} heads", 11, *attend_cost(w), kernels=4 if few else 3)
     add("router", f"{TOP_K} of {EXPERTS}", 42,
         2 * EXPERTS * HIDDEN + 4 * EXPERTS + 2 * rows * HIDDEN + rows * TOP_K * 8,
-        rows * (2 * HIDDEN * EXPERTS + 2 * EXPERTS), 2 * max(rows, 8) * HIDDEN * EXPERTS, 1 if rows <= 8 else 2)
+        rows * (2 * HIDDEN * EXPERTS + 2 * EXPERTS), 2 * max(rows, 8) * HIDDEN * EXPERTS, 1 if rows <= 4 else 2)
     for calls, width in ((3, 6144), (42, WIDTH)):
         add("swiglu", f"{width} wide", calls, 6 * rows * width, 8 * rows * width)
     picks = rows * TOP_K
     padded = w.experts * 8 if rows <= 8 else picks
     add("experts", f"{WIDTH} x {HIDDEN} exl3", 42, w.experts * EXPERT_BYTES + rows * HIDDEN * (2 + 8),
-        picks * (6 * HIDDEN * WIDTH + 8 * WIDTH + 2 * HIDDEN), padded * 6 * HIDDEN * WIDTH, 2 if rows <= 8 else 6)
+        picks * (6 * HIDDEN * WIDTH + 8 * WIDTH + 2 * HIDDEN), padded * 6 * HIDDEN * WIDTH, 2 if rows <= 8 else 6 + (picks > 1024))
     add("hyper", "leave and enter", 89, *hyper_cost(rows, True, True), kernels=3)
     add("hyper", "leave", 1, *hyper_cost(rows, True, False))
     add("stream_mean", "", 1, 2 * rows * HIDDEN * (STREAMS + 1), rows * HIDDEN * STREAMS)

@@ -107,6 +107,12 @@ typedef struct td_model_window {
     int n_serial; /* rows of row-by-row segments, which come first */
 } td_model_window;
 
+/* A KDA layer's projected row for so many own heads: whole eights, so that every row starts at a multiple of 16 bytes. */
+static inline size_t td_model_kda_columns(size_t own_heads)
+{
+    return (3 * own_heads * TD_HEAD + 2 * TD_HEAD + own_heads + 7) / 8 * 8;
+}
+
 /* Activations of one window; rows_cap rows each. The buffers of a block share memory with those of the other kinds of
  * block, which are never alive at the same time. */
 typedef struct td_model_scratch {

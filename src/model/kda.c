@@ -1,7 +1,7 @@
 /* A KDA layer from the normed rows to this rank's partials; docs/model.md "KDA". */
 #include "model/internal.h"
 
-/* Columns of a projected row of in: own shards' q | k | v, f_a, g_a, own heads' b. */
+/* Columns of a projected row of in: own shards' q | k | v, f_a, g_a, own heads' b, and what td_model_kda_columns() adds. */
 typedef struct columns {
     size_t f_a, g_a, b, n;
 } columns;
@@ -13,7 +13,7 @@ static columns columns_of(const td_model *m, const td_model_kda *kda)
     columns c = { .f_a = 3 * heads * TD_HEAD };
     c.g_a = c.f_a + TD_HEAD;
     c.b = c.g_a + TD_HEAD;
-    c.n = c.b + heads;
+    c.n = td_model_kda_columns(heads);
     return c;
 }
 

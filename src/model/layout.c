@@ -195,7 +195,7 @@ static void layout_kda_scratch(td_builder *b, td_model *m)
         own += heads;
         if (heads > shard) shard = heads;
     }
-    m->s.kda_proj = take_act(b, rows * (3 * own * TD_HEAD + 2 * TD_HEAD + own));
+    m->s.kda_proj = take_act(b, rows * td_model_kda_columns(own));
     m->s.kda_f = take_act(b, rows * shard * TD_HEAD);
     m->s.kda_gate = take_act(b, rows * shard * TD_HEAD);
     m->s.kda_y = take_act(b, rows * shard * TD_HEAD);

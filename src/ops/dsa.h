@@ -30,8 +30,8 @@ typedef struct td_dsa_cache {
 
 /* For every row: c_q = rmsnorm(q_a), latent = rmsnorm(kv_a) into the pool; index key = layernorm(wk), gate into the
  * ring; each pool whose last member is in the window is completed (members from ring). Later rows of a rejected window
- * are overwritten. The window's tables are older than the operation that comes right before: a device may read them
- * while that one ends. */
+ * are overwritten. The window's and the block tables are older than the operation that comes right before: a device
+ * may read them while that one ends. */
 typedef struct td_dsa_store_args {
     const td_window *window;
     td_dsa_cache cache;

@@ -90,17 +90,15 @@ void oc_linear(oc_ctx *oc)
     static const int demo[][2] = { { 1026, 256 }, { 256, 128 }, { 16, 16 }, { 50, 48 }, { 512, 384 }, { 768, 1536 } };
     static const int real[][2] = { { 12576, 4096 }, { 4096, 128 }, { 2048, 4096 },
                                    { 4096, 1024 },  { 32, 4096 },  { 4096, 6144 } };
-    static const int turns[][2] = { { 8224, 512 },
-                                    { 8240, 1024 },
-                                    { 8256, 2048 }, /* blocks take several panels */
-                                    { 1040, 8192 },
-                                    { 80, 12288 } }; /* slices of several rounds */
+    static const int turns[][2] = { { 8224, 512 },  { 8240, 1024 }, { 8256, 2048 }, /* blocks take several panels */
+                                    { 1040, 8192 }, { 80, 12288 },                  /* slices of several rounds */
+                                    { 80, 4480 } }; /* slices of eight and of nine groups */
     for (int format = TD_W_BF16; format <= TD_W_FP8; format++) {
         for (int i = 0; oc->demo && i < 6; i++)
             for (int f32 = 0; f32 < 2; f32++) check(oc, (td_format)format, demo[i][0], demo[i][1], f32);
         for (int i = 0; oc->real && i < 6; i++) check(oc, (td_format)format, real[i][0], real[i][1], true);
     }
-    for (int i = 0; oc->real && i < 5; i++) check(oc, TD_W_Q4, turns[i][0], turns[i][1], true);
+    for (int i = 0; oc->real && i < 6; i++) check(oc, TD_W_Q4, turns[i][0], turns[i][1], true);
     for (int i = 0; oc->demo && i < 6; i++) check_offsets(oc, demo[i][0], demo[i][1]);
     if (oc->real) check_offsets(oc, 8240, 1024);
 }

@@ -78,7 +78,7 @@ static td_status make_devices(oc_ctx *oc, int gpu, int64_t patience_ns, td_error
     td_dev_limits limits = { .rows = 2112,
                              .dim = oc->real ? 4096 : 512,
                              .n_heads = 32,
-                             .n_experts = 288,
+                             .n_experts = 320, /* more than the real model has, for the router */
                              .top_k = 8,
                              .expert_width = 1024,
                              .index_heads = 32,

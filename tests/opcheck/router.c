@@ -103,6 +103,7 @@ void oc_router(oc_ctx *oc)
     for (int ties = 0; ties < 2; ties++) {
         if (oc->demo) check(oc, 8, 256, 2, ties);
         if (oc->demo) check(oc, 33, 128, 8, ties);
+        if (oc->demo) check(oc, 320, 256, 8, ties); /* more than a thread each of one block */
         if (oc->real) check(oc, 288, 4096, 8, ties);
     }
 }

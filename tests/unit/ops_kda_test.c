@@ -352,6 +352,19 @@ static void wrong_windows_are_refused(void **state)
     s.n_rows = 0;
     window.n_rows = 0;
     assert_int_equal(td_cpu_kda(l.dev, &a), TD_OK);
+    td_weight f_b = { .format = TD_W_BF16, .out = W, .in = 128 }, g_b = f_b;
+    a.f = a.gate = l.saved.raw; /* room */
+    a.low = (td_kda_low_rank){ .f_b = &f_b, .stride = 128 };
+    assert_int_equal(td_cpu_kda(l.dev, &a), TD_EINVAL); /* one of two */
+    a.low.g_b = &g_b;
+    assert_int_equal(td_cpu_kda(l.dev, &a), TD_OK);
+    g_b.in = 64;
+    assert_int_equal(td_cpu_kda(l.dev, &a), TD_EINVAL);
+    g_b = (td_weight){ .format = TD_W_FP8, .out = W, .in = 128 };
+    assert_int_equal(td_cpu_kda(l.dev, &a), TD_EINVAL); /* of two formats */
+    g_b.format = TD_W_BF16;
+    a.low.stride = 127;
+    assert_int_equal(td_cpu_kda(l.dev, &a), TD_EINVAL);
     release_layer(&l);
 }
 

@@ -234,6 +234,7 @@ static td_status make_gate(td_dev *dev, const td_kda_args *a, const td_weight *w
 static bool gates_fit(const td_kda_args *a)
 {
     const td_weight *w[] = { a->low.f_b, a->low.g_b };
+    if (a->low.f_b && a->low.stride < TD_HEAD) return false;
     for (int i = 0; i < 2 && a->low.f_b; i++)
         if (!w[i] || w[i]->out != a->n_heads * TD_HEAD || w[i]->in != TD_HEAD || w[i]->format != w[0]->format)
             return false;

@@ -12,7 +12,7 @@ enum {
     ROWS_AT_ONCE = THREADS / SLICE,
     FEW_ROWS = 8, /* up to these: a block has all of them */
     WARPS = THREADS / 32,
-    STREAM_ROW = S * SLICE + 16, /* values of a row, and floats of its sums: eight rows in different banks */
+    STREAM_ROW = S * SLICE + 16, /* values of a row, SUMS_STRIDE floats of its sums: eight rows in different banks */
     SUMS_STRIDE = 40,
     SINKHORN_ROWS = 4,
     SHARED_MAX = 46 * 1024 /* of a row, beside what is fixed */

@@ -3,7 +3,7 @@
  *
  * A slice is 64 channels of all four streams; a chunk of it is 16 of them, of which lanes t have four each. Mixes are
  * products of the tensor core: A holds 16 rows of x, B a third of the bits of eight mixes' weights at a time, step s
- * stream s. The parts of a weight are all of its bits, so a product is exact, and so are the squares: rows of x by
+ * stream s. The parts of a weight are all of its bits (of what is not below 2^-110), so a product is exact, and so are the squares: rows of x by
  * rows of x, of which the diagonal counts. A chunk's sum is a chain of four steps a part, (lowest + middle) + highest
  * part; a slice's is its chunks in order. */
 #ifndef TD_OPS_CUDA_HYPER_H

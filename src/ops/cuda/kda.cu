@@ -199,6 +199,7 @@ static bool segments_fit(const td_kda_args *a, bool *serial, bool *chunked)
 static bool gates_fit(const td_kda_args *a)
 {
     const td_weight *w[] = { a->low.f_b, a->low.g_b };
+    if (a->low.f_b && a->low.stride < TD_HEAD) return false;
     for (int i = 0; i < 2 && a->low.f_b; i++)
         if (!w[i] || w[i]->out != a->n_heads * TD_HEAD || w[i]->in != TD_HEAD || w[i]->format != w[0]->format)
             return false;

@@ -58,9 +58,9 @@ static TD_DEVICE uint4 load_words(const uint8_t *w, int group)
     return td_load_early16(w + threadIdx.x % 32 * 16 + group * TD_Q4_GROUP_ALL + TD_Q4_SCALES);
 }
 
-/* q4: a block (product.h "Offsets") that one round of UNROLL groups makes, whose weights are there. Where there are eight, x
- * and its sums come first: what turns sums into operands takes long and is then beside the products. MORE: another
- * block follows, whose weights are asked for as registers come free. */
+/* q4: a block (product.h "Offsets") that one round of UNROLL groups makes, whose weights are there. Where there are
+ * eight, x and its sums come first: what turns sums into operands takes long and is then beside the products. more:
+ * another block follows, whose weights are asked for as registers come free. */
 template <int NT, int UNROLL>
 static TD_DEVICE void whole_block_q4(const td_product &p, const uint8_t *w, const td_bf16 *const x[NT], int start,
                                      bool more, few_weights<UNROLL> *own_w, float acc[NT][4])

@@ -1,4 +1,4 @@
-/* What the kernels of dense products share (linear_few.cu, linear_turns.cu, linear_many.cu): the arguments, and the
+/* What the kernels of dense products share (linear_few.cu, linear_turns.cu, linear_many.cu, kda_gates.h): the arguments, and the
  * arithmetic of a group of 64 inputs, whose order of operations must be the same everywhere (weight.h). Decoding of q4
  * and fp8 gives exact bf16 numbers; scales are applied to fp32 sums. */
 #ifndef TD_OPS_CUDA_PRODUCT_H
@@ -122,7 +122,8 @@ TD_DEVICE void td_group_sums(const uint32_t b[8], int j, float own[2])
         own[1] = mine ? sum : own[1];
 }
 
-/* A block's sums, zeros where there is no group, as B operands: three bf16 parts, which are all 24 bits. */
+/* A block's sums, zeros where there is no group, as B operands: three bf16 parts, which are all 24 bits (a finite sum of bf16
+ * numbers has none below the last part's). */
 TD_DEVICE void td_sums_operand(const float own[2], uint32_t parts[3])
 {
     float x0 = own[0], x1 = own[1];
