@@ -79,8 +79,9 @@ static TD_DEVICE void mix_rows(const td_mix_step w[S], const td_bf16 *x, bool th
     if (t == g / 2) to[MIXES] = td_mix_square(of, 0);
 }
 
-/* Up to eight rows: all threads make streams, then a warp a chunk has the mixes. */
-static __global__ void __launch_bounds__(THREADS) k_hyper_slices(td_hyper_call a)
+/* Up to eight rows: all threads make streams, then a warp a chunk has the mixes. Two blocks a multiprocessor, so that a
+ * GB10 has all slices of a row at once. */
+static __global__ void __launch_bounds__(THREADS, 2) k_hyper_slices(td_hyper_call a)
 {
     __shared__ __align__(16) td_bf16 xs[FEW_ROWS][STREAM_ROW];
     __shared__ __align__(16) float sums[CHUNKS][FEW_ROWS][SUMS_STRIDE];
