@@ -1,141 +1,16 @@
 /* Time of the hot operations at the real model's shapes (one rank of two), as recordings of many calls over rotating
  * buffers, so that neither launch gaps nor the caches enter. Bytes are those that must move; the ratio is to the
  * measured copy. */
-#include "opcheck.h"
+#include "bench.h"
+
+#include "base/clock.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { DIM = 4096, HEADS = 32, EXPERTS = 288, TOP_K = 8, WIDTH = 1024, INDEX_HEADS = 32, TOP = 512, NOISE = 64 << 20 };
-
-typedef struct bench {
-    oc_ctx *oc;
-    td_dev *dev;
-    const td_ops *ops;
-    void *noise; /* NOISE random bytes on the device */
-    double copy_gb_s;
-    void *memory[64]; /* of the current benchmark */
-    int n_memory;
-} bench;
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
-
-static void must(bench *b, td_status status, const char *what)
-{
-    td_error err = { 0 };
-    if (status == TD_OK && td_dev_sync(b->dev, &err) == TD_OK) return;
-    if (!err.text[0]) td_fail(&err, status, "%s", td_status_text(status));
-    oc_give_up(b->oc, what, &err);
-}
-
-static void *take(bench *b, size_t n_bytes)
-{
-    td_error err = { 0 };
-    void *memory = NULL;
-    td_check(b->n_memory < 64);
-    if (td_dev_alloc(b->dev, n_bytes, &memory, &err) != TD_OK) oc_give_up(b->oc, "memory", &err);
-    b->memory[b->n_memory++] = memory;
-    return memory;
-}
-
-static void *zeros(bench *b, size_t n_bytes)
-{
-    void *memory = take(b, n_bytes);
-    must(b, td_dev_fill(b->dev, memory, 0, n_bytes), "fill");
-    return memory;
-}
-
-/* Random bits: packed words. */
-static void *noise(bench *b, size_t n_bytes)
-{
-    unsigned char *memory = (unsigned char *)take(b, n_bytes);
-    for (size_t at = 0; at < n_bytes; at += NOISE)
-        td_dev_copy(b->dev, memory + at, b->noise, n_bytes - at < NOISE ? n_bytes - at : NOISE);
-    must(b, TD_OK, "noise");
-    return memory;
-}
-
-static void *host_copy(bench *b, const void *src, size_t n_bytes)
-{
-    void *memory = take(b, n_bytes);
-    must(b, td_dev_upload(b->dev, memory, src, n_bytes), "upload");
-    return memory;
-}
-
-static td_act *acts(bench *b, size_t n, float scale)
-{
-    td_bf16 *host = oc_host_bf16(b->oc, n < 1 << 22 ? n : 1 << 22, scale);
-    unsigned char *memory = (unsigned char *)take(b, n * 2);
-    for (size_t at = 0; at < n; at += 1 << 22)
-        td_dev_upload(b->dev, memory + 2 * at, host, 2 * (n - at < 1 << 22 ? n - at : 1 << 22));
-    free(host);
-    return (td_act *)(void *)memory;
-}
-
-static float *floats(bench *b, size_t n, float mean, float scale)
-{
-    float *host = (float *)malloc(n * sizeof *host);
-    for (size_t i = 0; i < n; i++) host[i] = mean + scale * oc_uniform(b->oc);
-    float *memory = (float *)host_copy(b, host, n * sizeof *host);
-    free(host);
-    return memory;
-}
-
-static void give_back(bench *b)
-{
-    for (int i = 0; i < b->n_memory; i++) td_dev_free(b->dev, b->memory[i], 0);
-    b->n_memory = 0;
-}
-
-typedef td_status call_fn(bench *b, void *job, int turn);
-
-/* Median of five replays of `calls` calls, in microseconds a call. */
-static double measure(bench *b, call_fn *call, void *job, int calls)
-{
-    td_graph *graph = NULL;
-    td_error err = { 0 };
-    double us[5];
-    must(b, call(b, job, 0), "the operation");
-    if (b->oc->once) return 1.0;
-    td_status status = td_dev_capture_begin(b->dev);
-    for (int i = 0; i < calls && status == TD_OK; i++) status = call(b, job, i);
-    if (td_dev_capture_end(b->dev, &graph, &err) != TD_OK || status != TD_OK) oc_give_up(b->oc, "recording", &err);
-    td_dev_graph_launch(b->dev, graph);
-    must(b, TD_OK, "replay");
-    for (int i = 0; i < 5; i++) {
-        double start = now_us();
-        td_dev_graph_launch(b->dev, graph);
-        must(b, TD_OK, "replay");
-        us[i] = (now_us() - start) / calls;
-    }
-    td_dev_graph_destroy(b->dev, graph);
-    for (int i = 1; i < 5; i++)
-        for (int j = i; j > 0 && us[j] < us[j - 1]; j--) {
-            double t = us[j];
-            us[j] = us[j - 1];
-            us[j - 1] = t;
-        }
-    return us[2];
-}
-
-static void report(bench *b, const char *name, int rows, double us, double bytes, double flops)
-{
-    double gb_s = bytes / us * 1e-3;
-    if (b->oc->json)
-        oc_report_time(b->oc, name, rows, us, gb_s, gb_s / b->copy_gb_s, flops / us * 1e-6);
-    else
-        printf("%-34s %5d rows %10.2f us %8.0f GB/s %6.1f %% of copy %8.1f TFLOP/s\n", name, rows, us, gb_s,
-               100.0 * gb_s / b->copy_gb_s, flops / us * 1e-6);
-    fflush(stdout);
-}
+enum { DIM = 4096, HEADS = 32, EXPERTS = 288, TOP_K = 8, WIDTH = 1024, INDEX_HEADS = 32, TOP = 512 };
 
 /* ---- copy ---- */
 
@@ -144,28 +19,28 @@ typedef struct copy_job {
     size_t n_bytes;
 } copy_job;
 
-static td_status call_copy(bench *b, void *job, int turn)
+static td_status call_copy(oc_bench_run *b, void *job, int turn)
 {
     const copy_job *j = (const copy_job *)job;
     (void)turn;
     return td_dev_copy(b->dev, j->to, j->from, j->n_bytes);
 }
 
-static void bench_copy(bench *b)
+static void bench_copy(oc_bench_run *b)
 {
     copy_job j = { .n_bytes = (size_t)2 << 30 };
-    j.from = noise(b, j.n_bytes);
-    j.to = noise(b, j.n_bytes);
+    j.from = oc_bench_noise(b, j.n_bytes);
+    j.to = oc_bench_noise(b, j.n_bytes);
     double us = 0.0;
     for (int i = 0; i < 4; i++) { /* the last three count; a recording would use the copy engine, which is slower */
-        double start = now_us();
+        int64_t start = td_now_ns();
         for (int k = 0; k < 4; k++) call_copy(b, &j, k);
-        must(b, TD_OK, "copy");
-        if (i) us += (now_us() - start) / 12;
+        oc_bench_must(b, TD_OK, "copy");
+        if (i) us += 1e-3 * (double)(td_now_ns() - start) / 12;
     }
     b->copy_gb_s = 2.0 * (double)j.n_bytes / us * 1e-3;
-    report(b, "copy, read + written", 0, us, 2.0 * (double)j.n_bytes, 0.0);
-    give_back(b);
+    oc_bench_report(b, "copy, read + written", 0, us, 2.0 * (double)j.n_bytes, 0.0);
+    oc_bench_give_back(b);
 }
 
 /* ---- linear ---- */
@@ -176,7 +51,7 @@ typedef struct linear_job {
     td_act *x, *y;
 } linear_job;
 
-static td_status call_linear(bench *b, void *job, int turn)
+static td_status call_linear(oc_bench_run *b, void *job, int turn)
 {
     linear_job *j = (linear_job *)job;
     const td_weight *w = &j->w[turn % j->n_w];
@@ -186,29 +61,31 @@ static td_status call_linear(bench *b, void *job, int turn)
     return b->ops->linear(b->dev, &a);
 }
 
-static void bench_linear(bench *b, const char *name, td_format format, int out, int in, const int *rows, int n_rows)
+static void bench_linear(oc_bench_run *b, const char *name, td_format format, int out, int in, const int *rows,
+                         int n_rows)
 {
     linear_job j = { .n_w = 0 };
     size_t n_bytes = b->ops->weight_bytes(format, out, in);
     td_bf16 *host = oc_host_bf16(b->oc, 256 * (size_t)in, 0.03f);
-    td_weight first = { format, 256, in, take(b, b->ops->weight_bytes(format, 256, in)) };
-    must(b, b->ops->weight_fill(b->dev, &first, 0, 256, host, (size_t)in, 0), "weight_fill");
+    td_weight first = { format, 256, in, oc_bench_take(b, b->ops->weight_bytes(format, 256, in)) };
+    oc_bench_must(b, b->ops->weight_fill(b->dev, &first, 0, 256, host, (size_t)in, 0), "weight_fill");
     size_t part = b->ops->weight_bytes(format, 256, in);
     for (size_t all = 0; (all < (size_t)300 << 20 && j.n_w < 16) || !j.n_w; all += n_bytes) {
-        unsigned char *data = (unsigned char *)take(b, n_bytes);
+        unsigned char *data = (unsigned char *)oc_bench_take(b, n_bytes);
         for (size_t at = 0; at < n_bytes; at += part)
             td_dev_copy(b->dev, data + at, first.data, n_bytes - at < part ? n_bytes - at : part);
         j.w[j.n_w++] = (td_weight){ format, out, in, data };
     }
-    j.x = acts(b, 2048 * (size_t)in, 1.0f);
-    j.y = (td_act *)take(b, 2048 * (size_t)out * 2);
+    j.x = oc_bench_acts(b, 2048 * (size_t)in, 1.0f);
+    j.y = (td_act *)oc_bench_take(b, 2048 * (size_t)out * 2);
     for (int i = 0; i < n_rows; i++) {
         j.rows = rows[i];
-        double us = measure(b, call_linear, &j, rows[i] > 256 ? 8 : 64);
-        report(b, name, rows[i], us, (double)n_bytes + 2.0 * rows[i] * (in + out), 2.0 * rows[i] * (double)in * out);
+        double us = oc_bench_measure(b, call_linear, &j, rows[i] > 256 ? 8 : 64);
+        oc_bench_report(b, name, rows[i], us, (double)n_bytes + 2.0 * rows[i] * (in + out),
+                        2.0 * rows[i] * (double)in * out);
     }
     free(host);
-    give_back(b);
+    oc_bench_give_back(b);
 }
 
 /* ---- experts ---- */
@@ -222,7 +99,7 @@ typedef struct experts_job {
     float *weights, *y;
 } experts_job;
 
-static td_status call_experts(bench *b, void *job, int turn)
+static td_status call_experts(oc_bench_run *b, void *job, int turn)
 {
     experts_job *j = (experts_job *)job;
     size_t shift = j->rows > 64 ? 0 : (size_t)(turn % 32) * 64; /* other rows, so other experts */
@@ -237,14 +114,14 @@ static td_status call_experts(bench *b, void *job, int turn)
     return b->ops->experts(b->dev, &a);
 }
 
-static void bench_experts(bench *b)
+static void bench_experts(oc_bench_run *b)
 {
     static const int rows[] = { 1, 2, 4, 8, 16, 32, 64, 512, 2048 };
     experts_job *j = (experts_job *)calloc(1, sizeof *j);
     for (int m = 0; m < 3; m++) {
         int k = m == 2 ? WIDTH : DIM, n = m == 2 ? DIM : WIDTH;
         size_t one = td_exl3_bytes(k, n, 8), trellis = td_exl3_trellis_bytes(k, n, 8);
-        unsigned char *data = (unsigned char *)noise(b, EXPERTS * one);
+        unsigned char *data = (unsigned char *)oc_bench_noise(b, EXPERTS * one);
         td_f16 *scales = (td_f16 *)malloc(one - trellis);
         for (size_t i = 0; i < (one - trellis) / 2; i++) scales[i] = td_f32_f16((oc_below(b->oc, 2) ? 0.1f : -0.1f));
         for (int e = 0; e < EXPERTS; e++) {
@@ -261,15 +138,15 @@ static void bench_experts(bench *b)
         free(scales);
     }
     j->e = (td_experts){ EXPERTS, DIM, WIDTH, true, j->views[0], j->views[1], j->views[2], NULL, NULL, NULL, NULL };
-    j->e.table = take(b, b->ops->experts_table_bytes(&j->e));
-    must(b, b->ops->experts_table_fill(b->dev, &j->e), "table");
-    j->x = acts(b, 2048 * (size_t)DIM, 1.0f);
+    j->e.table = oc_bench_take(b, b->ops->experts_table_bytes(&j->e));
+    oc_bench_must(b, b->ops->experts_table_fill(b->dev, &j->e), "table");
+    j->x = oc_bench_acts(b, 2048 * (size_t)DIM, 1.0f);
     int32_t *ids = (int32_t *)malloc(2112 * TOP_K * 4);
     for (int r = 0; r < 2112; r++) /* distinct experts of a row */
         for (int i = 0; i < TOP_K; i++) ids[r * TOP_K + i] = (oc_below(b->oc, EXPERTS / TOP_K)) * TOP_K + i;
-    j->ids = (int32_t *)host_copy(b, ids, 2112 * TOP_K * 4);
-    j->weights = floats(b, 2048 * TOP_K, 0.3f, 0.1f);
-    j->y = (float *)take(b, 2048 * (size_t)DIM * 4);
+    j->ids = (int32_t *)oc_bench_host_copy(b, ids, 2112 * TOP_K * 4);
+    j->weights = oc_bench_floats(b, 2048 * TOP_K, 0.3f, 0.1f);
+    j->y = (float *)oc_bench_take(b, 2048 * (size_t)DIM * 4);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         double distinct = 0.0;
         int sets = rows[i] > 64 ? 1 : 32;
@@ -283,30 +160,31 @@ static void bench_experts(bench *b)
         }
         distinct /= sets;
         j->rows = rows[i];
-        double us = measure(b, call_experts, j, rows[i] > 64 ? 4 : 32), matrix = (double)DIM * WIDTH;
-        report(b, "experts mcg 4 bit", rows[i], us, distinct * 1.5 * matrix, 2.0 * rows[i] * TOP_K * 3.0 * matrix);
+        double us = oc_bench_measure(b, call_experts, j, rows[i] > 64 ? 4 : 32), matrix = (double)DIM * WIDTH;
+        oc_bench_report(b, "experts mcg 4 bit", rows[i], us, distinct * 1.5 * matrix,
+                        2.0 * rows[i] * TOP_K * 3.0 * matrix);
     }
     free(ids);
     free(j);
-    give_back(b);
+    oc_bench_give_back(b);
 }
 
 /* ---- windows ---- */
 
-static td_window make_window(bench *b, const td_segment *segment, td_segment *host)
+static td_window make_window(oc_bench_run *b, const td_segment *segment, td_segment *host)
 {
     int rows = segment->n_rows;
     int32_t *t = (int32_t *)calloc(3 * (size_t)rows, 4);
     for (int r = 0; r < rows; r++) t[rows + r] = segment->pos + r;
     *host = *segment;
-    const int32_t *d = (const int32_t *)host_copy(b, t, 3 * (size_t)rows * 4);
+    const int32_t *d = (const int32_t *)oc_bench_host_copy(b, t, 3 * (size_t)rows * 4);
     free(t);
     return (td_window){ .n_rows = rows,
                         .n_segments = 1,
                         .ids = d,
                         .pos = d + rows,
                         .seg = d + 2 * rows,
-                        .segments = (const td_segment *)host_copy(b, host, sizeof *host),
+                        .segments = (const td_segment *)oc_bench_host_copy(b, host, sizeof *host),
                         .host_segments = host,
                         .host_pos_max = (int64_t)segment->pos + rows - 1 };
 }
@@ -317,46 +195,49 @@ typedef struct kda_job {
     td_kda_args a;
 } kda_job;
 
-static td_status call_kda(bench *b, void *job, int turn)
+static td_status call_kda(oc_bench_run *b, void *job, int turn)
 {
     kda_job *j = (kda_job *)job;
     j->a.window = &j->w[turn % 16];
     return b->ops->kda(b->dev, &j->a);
 }
 
-static void bench_kda(bench *b, int rows, bool chunked)
+static void bench_kda(oc_bench_run *b, int rows, bool chunked)
 {
     kda_job j = { .a = { .n_heads = HEADS, .rms_eps = 1e-5f, .lower_bound = -5.0f } };
     size_t w = HEADS * TD_HEAD, stride = 3 * w + HEADS + 2 * TD_HEAD, n = (size_t)rows;
     for (int i = 0; i < 16; i++)
         j.w[i] = make_window(b, &(td_segment){ .n_rows = rows, .slot = i, .chunked = chunked }, &j.host[i]);
-    j.a.w = (td_kda_weights){ floats(b, 3 * w * 4, 0.0f, 0.5f), floats(b, HEADS, 1.0f, 0.5f), floats(b, w, -2.0f, 2.0f),
-                              floats(b, TD_HEAD, 1.0f, 0.1f) };
-    j.a.state = (td_kda_state){ (float *)zeros(b, 32 * w * TD_HEAD * 4), (td_act *)zeros(b, 32 * 9 * w * 2) };
+    j.a.w = (td_kda_weights){ oc_bench_floats(b, 3 * w * 4, 0.0f, 0.5f), oc_bench_floats(b, HEADS, 1.0f, 0.5f),
+                              oc_bench_floats(b, w, -2.0f, 2.0f), oc_bench_floats(b, TD_HEAD, 1.0f, 0.1f) };
+    j.a.state =
+        (td_kda_state){ (float *)oc_bench_zeros(b, 32 * w * TD_HEAD * 4), (td_act *)oc_bench_zeros(b, 32 * 9 * w * 2) };
     if (!chunked)
-        j.a.saved =
-            (td_kda_saved){ (float *)take(b, 64 * w * 4), (float *)take(b, 64 * w * 4), (float *)take(b, 64 * w * 4),
-                            (float *)take(b, 64 * HEADS * 4), (td_act *)take(b, 64 * 3 * w * 2) };
+        j.a.saved = (td_kda_saved){ (float *)oc_bench_take(b, 64 * w * 4), (float *)oc_bench_take(b, 64 * w * 4),
+                                    (float *)oc_bench_take(b, 64 * w * 4), (float *)oc_bench_take(b, 64 * HEADS * 4),
+                                    (td_act *)oc_bench_take(b, 64 * 3 * w * 2) };
     td_bf16 *rows_of_gates = oc_host_bf16(b->oc, w * TD_HEAD, 0.1f);
     td_weight gates[2];
     for (int i = 0; i < 2; i++) {
-        gates[i] = (td_weight){ TD_W_Q4, (int)w, TD_HEAD, take(b, b->ops->weight_bytes(TD_W_Q4, (int)w, TD_HEAD)) };
-        must(b, b->ops->weight_fill(b->dev, &gates[i], 0, (int)w, rows_of_gates, TD_HEAD, 0), "gates");
+        gates[i] =
+            (td_weight){ TD_W_Q4, (int)w, TD_HEAD, oc_bench_take(b, b->ops->weight_bytes(TD_W_Q4, (int)w, TD_HEAD)) };
+        oc_bench_must(b, b->ops->weight_fill(b->dev, &gates[i], 0, (int)w, rows_of_gates, TD_HEAD, 0), "gates");
     }
     free(rows_of_gates);
-    td_act *proj = acts(b, n * stride, 1.0f);
+    td_act *proj = oc_bench_acts(b, n * stride, 1.0f);
     j.a.proj = proj;
     j.a.proj_stride = j.a.beta_stride = stride;
     j.a.beta_raw = td_act_at(b->dev, proj, 3 * w);
     j.a.low = (td_kda_low_rank){ &gates[0], &gates[1], td_act_at(b->dev, proj, 3 * w + HEADS),
                                  td_act_at(b->dev, proj, 3 * w + HEADS + TD_HEAD), stride };
-    j.a.f = (td_act *)take(b, n * w * 2);
-    j.a.gate = (td_act *)take(b, n * w * 2);
-    j.a.y = (td_act *)take(b, n * w * 2);
-    double us = measure(b, call_kda, &j, rows > 64 ? 4 : 64);
-    report(b, chunked ? "kda chunked" : "kda row by row", rows, us,
-           2.0 * (double)w * TD_HEAD * 4 + (double)n * (double)w * 12, chunked ? (double)n * HEADS * 147456.0 : 0.0);
-    give_back(b);
+    j.a.f = (td_act *)oc_bench_take(b, n * w * 2);
+    j.a.gate = (td_act *)oc_bench_take(b, n * w * 2);
+    j.a.y = (td_act *)oc_bench_take(b, n * w * 2);
+    double us = oc_bench_measure(b, call_kda, &j, rows > 64 ? 4 : 64);
+    oc_bench_report(b, chunked ? "kda chunked" : "kda row by row", rows, us,
+                    2.0 * (double)w * TD_HEAD * 4 + (double)n * (double)w * 12,
+                    chunked ? (double)n * HEADS * 147456.0 : 0.0);
+    oc_bench_give_back(b);
 }
 
 typedef struct dsa_job {
@@ -367,19 +248,19 @@ typedef struct dsa_job {
     td_dsa_attend_args attend;
 } dsa_job;
 
-static td_status call_select(bench *b, void *job, int turn)
+static td_status call_select(oc_bench_run *b, void *job, int turn)
 {
     (void)turn;
     return b->ops->dsa_select(b->dev, &((dsa_job *)job)->select);
 }
 
-static td_status call_attend(bench *b, void *job, int turn)
+static td_status call_attend(oc_bench_run *b, void *job, int turn)
 {
     (void)turn;
     return b->ops->dsa_attend(b->dev, &((dsa_job *)job)->attend);
 }
 
-static void bench_dsa(bench *b, int rows, int64_t context, bool attend)
+static void bench_dsa(oc_bench_run *b, int rows, int64_t context, bool attend)
 {
     dsa_job j = { .host = { 0 } };
     size_t n = (size_t)rows, blocks = (size_t)(context / TD_BLOCK) + 6, pools = blocks * 128;
@@ -388,7 +269,7 @@ static void bench_dsa(bench *b, int rows, int64_t context, bool attend)
     j.w = make_window(b, &(td_segment){ .n_rows = rows, .pos = (int32_t)(context - rows) }, &j.host);
     j.cache = (td_dsa_cache){ .format = TD_KV_FP8,
                               .ring_rows = 2200,
-                              .blocks = (const int32_t *)host_copy(b, table, blocks * 4),
+                              .blocks = (const int32_t *)oc_bench_host_copy(b, table, blocks * 4),
                               .blocks_cap = (int)blocks,
                               .kv_lora = 512 };
     uint8_t *host = (uint8_t *)malloc(4096 * 528);
@@ -396,24 +277,25 @@ static void bench_dsa(bench *b, int rows, int64_t context, bool attend)
     size_t width = attend ? 528 : 144, plane = (attend ? blocks * TD_BLOCK : pools) * width;
     float scale = 0x1p-7f;
     for (size_t r = 0; r < 4096; r++) memcpy(host + r * width + width - 16, &scale, 4);
-    unsigned char *data = (unsigned char *)take(b, plane);
+    unsigned char *data = (unsigned char *)oc_bench_take(b, plane);
     for (size_t at = 0; at < plane; at += 4096 * width)
         td_dev_upload(b->dev, data + at, host, plane - at < 4096 * width ? plane - at : 4096 * width);
     j.cache.pools = j.cache.latents = data;
-    int32_t *count = (int32_t *)take(b, n * 4), *list = (int32_t *)take(b, n * TOP * 4);
+    int32_t *count = (int32_t *)oc_bench_take(b, n * 4), *list = (int32_t *)oc_bench_take(b, n * TOP * 4);
     char name[48];
     if (!attend) {
         j.select = (td_dsa_select_args){ &j.w,
                                          j.cache,
                                          INDEX_HEADS,
                                          TOP,
-                                         acts(b, n * INDEX_HEADS * TD_HEAD, 1.0f),
-                                         floats(b, n * INDEX_HEADS, 0.0f, 1.0f),
+                                         oc_bench_acts(b, n * INDEX_HEADS * TD_HEAD, 1.0f),
+                                         oc_bench_floats(b, n * INDEX_HEADS, 0.0f, 1.0f),
                                          count,
                                          list };
         snprintf(name, sizeof name, "dsa_select at %lld k", (long long)context >> 10);
-        double us = measure(b, call_select, &j, rows > 64 ? 1 : 20);
-        report(b, name, rows, us, (double)context / 4 * 144, 2.0 * rows * (double)context / 4 * INDEX_HEADS * TD_HEAD);
+        double us = oc_bench_measure(b, call_select, &j, rows > 64 ? 1 : 20);
+        oc_bench_report(b, name, rows, us, (double)context / 4 * 144,
+                        2.0 * rows * (double)context / 4 * INDEX_HEADS * TD_HEAD);
     } else {
         int32_t *chosen = (int32_t *)malloc(n * TOP * 4), *counts = (int32_t *)malloc(n * 4);
         for (size_t r = 0; r < n; r++) {
@@ -426,23 +308,23 @@ static void bench_dsa(bench *b, int rows, int64_t context, bool attend)
         td_dev_upload(b->dev, list, chosen, n * TOP * 4);
         free(chosen);
         free(counts);
-        td_kv_b kv = { HEADS, 256, 256, 512, take(b, b->ops->kv_b_bytes(b->dev, HEADS, 256, 256, 512)) };
+        td_kv_b kv = { HEADS, 256, 256, 512, oc_bench_take(b, b->ops->kv_b_bytes(b->dev, HEADS, 256, 256, 512)) };
         td_bf16 *w = oc_host_bf16(b->oc, (size_t)HEADS * 512 * 512, 0.05f);
-        must(b, b->ops->kv_b_fill(b->dev, &kv, w), "kv_b");
+        oc_bench_must(b, b->ops->kv_b_fill(b->dev, &kv, w), "kv_b");
         free(w);
         j.attend = (td_dsa_attend_args){ &j.w,        j.cache,
                                          kv,          0.0625f,
                                          TOP,         count,
-                                         list,        acts(b, n * HEADS * 256, 1.0f),
-                                         HEADS * 256, (td_act *)take(b, n * HEADS * 256 * 2) };
+                                         list,        oc_bench_acts(b, n * HEADS * 256, 1.0f),
+                                         HEADS * 256, (td_act *)oc_bench_take(b, n * HEADS * 256 * 2) };
         snprintf(name, sizeof name, "dsa_attend at %lld k", (long long)context >> 10);
-        double us = measure(b, call_attend, &j, rows > 64 ? 2 : 20);
-        report(b, name, rows, us, HEADS * 512.0 * 512 * 2 + (double)n * 2051 * 528,
-               2.0 * rows * (HEADS * 512.0 * 512 + HEADS * 2051.0 * 512 * 2));
+        double us = oc_bench_measure(b, call_attend, &j, rows > 64 ? 2 : 20);
+        oc_bench_report(b, name, rows, us, HEADS * 512.0 * 512 * 2 + (double)n * 2051 * 528,
+                        2.0 * rows * (HEADS * 512.0 * 512 + HEADS * 2051.0 * 512 * 2));
     }
     free(host);
     free(table);
-    give_back(b);
+    oc_bench_give_back(b);
 }
 
 /* ---- hyper, router ---- */
@@ -453,37 +335,37 @@ typedef struct hyper_job {
     float *fn[8];
 } hyper_job;
 
-static td_status call_hyper(bench *b, void *job, int turn)
+static td_status call_hyper(oc_bench_run *b, void *job, int turn)
 {
     hyper_job *j = (hyper_job *)job;
     j->a.fn = j->fn[turn % 8];
     return b->ops->hyper(b->dev, &j->a);
 }
 
-static td_status call_router(bench *b, void *job, int turn)
+static td_status call_router(oc_bench_run *b, void *job, int turn)
 {
     (void)turn;
     return b->ops->router(b->dev, &((hyper_job *)job)->r);
 }
 
-static void bench_rows(bench *b, int rows)
+static void bench_rows(oc_bench_run *b, int rows)
 {
     size_t n = (size_t)rows;
     hyper_job j = { .a = { .n_rows = rows, .dim = DIM, .rms_eps = 1e-5f, .hc_eps = 1e-6f, .iters = 20 } };
-    for (int i = 0; i < 8; i++) j.fn[i] = floats(b, 24 * 4 * (size_t)DIM, 0.0f, 0.02f);
-    j.a.partials = floats(b, 2 * n * DIM, 0.0f, 1.0f);
-    j.a.base = floats(b, 24, 0.0f, 1.0f);
-    j.a.scale = floats(b, 3, 1.0f, 0.1f);
-    j.a.norm = floats(b, DIM, 1.0f, 0.1f);
-    j.a.x = acts(b, n * 4 * DIM, 1.0f);
-    j.a.post = floats(b, n * 4, 0.5f, 0.1f);
-    j.a.comb = floats(b, n * 16, 0.25f, 0.0f);
-    j.a.n = (td_act *)take(b, n * DIM * 2);
-    report(b, "hyper", rows, measure(b, call_hyper, &j, rows > 64 ? 8 : 64),
-           24.0 * 4 * DIM * 4 + (double)n * DIM * (16 + 8 + 2), 0.0);
+    for (int i = 0; i < 8; i++) j.fn[i] = oc_bench_floats(b, 24 * 4 * (size_t)DIM, 0.0f, 0.02f);
+    j.a.partials = oc_bench_floats(b, 2 * n * DIM, 0.0f, 1.0f);
+    j.a.base = oc_bench_floats(b, 24, 0.0f, 1.0f);
+    j.a.scale = oc_bench_floats(b, 3, 1.0f, 0.1f);
+    j.a.norm = oc_bench_floats(b, DIM, 1.0f, 0.1f);
+    j.a.x = oc_bench_acts(b, n * 4 * DIM, 1.0f);
+    j.a.post = oc_bench_floats(b, n * 4, 0.5f, 0.1f);
+    j.a.comb = oc_bench_floats(b, n * 16, 0.25f, 0.0f);
+    j.a.n = (td_act *)oc_bench_take(b, n * DIM * 2);
+    oc_bench_report(b, "hyper", rows, oc_bench_measure(b, call_hyper, &j, rows > 64 ? 8 : 64),
+                    24.0 * 4 * DIM * 4 + (double)n * DIM * (16 + 8 + 2), 0.0);
     td_bf16 *host = oc_host_bf16(b->oc, EXPERTS * (size_t)DIM, 0.02f);
-    td_weight w = { TD_W_BF16, EXPERTS, DIM, take(b, b->ops->weight_bytes(TD_W_BF16, EXPERTS, DIM)) };
-    must(b, b->ops->weight_fill(b->dev, &w, 0, EXPERTS, host, DIM, 0), "router");
+    td_weight w = { TD_W_BF16, EXPERTS, DIM, oc_bench_take(b, b->ops->weight_bytes(TD_W_BF16, EXPERTS, DIM)) };
+    oc_bench_must(b, b->ops->weight_fill(b->dev, &w, 0, EXPERTS, host, DIM, 0), "router");
     free(host);
     j.r = (td_router_args){ rows,
                             DIM,
@@ -493,28 +375,28 @@ static void bench_rows(bench *b, int rows)
                             2.5f,
                             j.a.x,
                             &w,
-                            floats(b, EXPERTS, 7.0f, 0.05f),
-                            (int32_t *)take(b, n * TOP_K * 4),
-                            (float *)take(b, n * TOP_K * 4) };
-    report(b, "router (weights cached)", rows, measure(b, call_router, &j, rows > 64 ? 8 : 64), EXPERTS * 2.0 * DIM,
-           0.0);
-    give_back(b);
+                            oc_bench_floats(b, EXPERTS, 7.0f, 0.05f),
+                            (int32_t *)oc_bench_take(b, n * TOP_K * 4),
+                            (float *)oc_bench_take(b, n * TOP_K * 4) };
+    oc_bench_report(b, "router (weights cached)", rows, oc_bench_measure(b, call_router, &j, rows > 64 ? 8 : 64),
+                    EXPERTS * 2.0 * DIM, 0.0);
+    oc_bench_give_back(b);
 }
 
-static td_status call_sample_max(bench *b, void *job, int turn)
+static td_status call_sample_max(oc_bench_run *b, void *job, int turn)
 {
     (void)turn;
     return b->ops->sample_max(b->dev, (const td_sample_args *)job);
 }
 
-static td_status call_sample_summary(bench *b, void *job, int turn)
+static td_status call_sample_summary(oc_bench_run *b, void *job, int turn)
 {
     (void)turn;
     return b->ops->sample_summary(b->dev, (const td_sample_args *)job);
 }
 
 /* One shard's logits, which the head has just left in the cache: top_p 0.95 with lists of n, or (n 0) every token's score. */
-static void bench_sample(bench *b, int rows, int n)
+static void bench_sample(oc_bench_run *b, int rows, int n)
 {
     enum { COLUMNS = 77440 };
     td_sample_job jobs[TD_WINDOW_MAX] = { 0 };
@@ -531,20 +413,20 @@ static void bench_sample(bench *b, int rows, int n)
     td_sample_args a = { .n_jobs = rows,
                          .n_columns = COLUMNS,
                          .n_max = n ? n : 1,
-                         .logits = floats(b, (size_t)rows * COLUMNS, 0.0f, 10.0f),
+                         .logits = oc_bench_floats(b, (size_t)rows * COLUMNS, 0.0f, 10.0f),
                          .stride = COLUMNS,
-                         .jobs = (const td_sample_job *)host_copy(b, jobs, (size_t)rows * sizeof *jobs),
-                         .maxima = (td_sample_max *)take(b, (size_t)rows * sizeof(td_sample_max)),
-                         .summaries = (unsigned char *)take(b, (size_t)rows * summary_bytes) };
+                         .jobs = (const td_sample_job *)oc_bench_host_copy(b, jobs, (size_t)rows * sizeof *jobs),
+                         .maxima = (td_sample_max *)oc_bench_take(b, (size_t)rows * sizeof(td_sample_max)),
+                         .summaries = (unsigned char *)oc_bench_take(b, (size_t)rows * summary_bytes) };
     double n_bytes = (double)rows * COLUMNS * sizeof(float);
     char name[48] = "sample_summary, every score";
-    if (n == 64) report(b, "sample_max", rows, measure(b, call_sample_max, &a, 64), n_bytes, 0.0);
+    if (n == 64) oc_bench_report(b, "sample_max", rows, oc_bench_measure(b, call_sample_max, &a, 64), n_bytes, 0.0);
     if (n) snprintf(name, sizeof name, "sample_summary, lists of %d", n);
-    report(b, name, rows, measure(b, call_sample_summary, &a, n > 4096 ? 4 : 64), n_bytes, 0.0);
-    give_back(b);
+    oc_bench_report(b, name, rows, oc_bench_measure(b, call_sample_summary, &a, n > 4096 ? 4 : 64), n_bytes, 0.0);
+    oc_bench_give_back(b);
 }
 
-static void bench_linears(bench *b)
+static void bench_linears(oc_bench_run *b)
 {
     static const int few[] = { 1, 2, 4, 8, 16, 32, 64, 2048 }, head[] = { 1, 8, 32 };
     bench_linear(b, "linear q4 [12576][4096]", TD_W_Q4, 12576, 4096, few, 8);
@@ -554,13 +436,13 @@ static void bench_linears(bench *b)
     bench_linear(b, "linear fp8 [77440][4096]", TD_W_FP8, 77440, 4096, head, 3);
 }
 
-static void bench_kdas(bench *b)
+static void bench_kdas(oc_bench_run *b)
 {
     for (int i = 0; i < 4; i++) bench_kda(b, 1 << (2 * i), false);
     bench_kda(b, 2048, true);
 }
 
-static void bench_selects(bench *b)
+static void bench_selects(oc_bench_run *b)
 {
     static const int rows[] = { 1, 8, 2048 };
     for (int i = 0; i < 3; i++)
@@ -568,20 +450,20 @@ static void bench_selects(bench *b)
             bench_dsa(b, rows[i], context, false);
 }
 
-static void bench_attends(bench *b)
+static void bench_attends(oc_bench_run *b)
 {
     static const int rows[] = { 1, 8, 2048 };
     for (int i = 0; i < 3; i++) bench_dsa(b, rows[i], 131072, true);
 }
 
-static void bench_all_rows(bench *b)
+static void bench_all_rows(oc_bench_run *b)
 {
     bench_rows(b, 1);
     bench_rows(b, 8);
     bench_rows(b, 2048);
 }
 
-static void bench_samples(bench *b)
+static void bench_samples(oc_bench_run *b)
 {
     for (int rows = 1; rows <= 64; rows *= 8) {
         bench_sample(b, rows, 64);
@@ -595,18 +477,18 @@ void oc_bench(oc_ctx *oc)
 {
     static const struct {
         const char *name;
-        void (*run)(bench *b);
+        void (*run)(oc_bench_run *b);
     } groups[] = { { "linear", bench_linears }, { "experts", bench_experts }, { "kda", bench_kdas },
                    { "select", bench_selects }, { "attend", bench_attends },  { "rows", bench_all_rows },
                    { "sample", bench_samples } };
-    bench b = { .oc = oc, .dev = oc->dev[OC_GPU], .ops = &oc->ops[OC_GPU] };
-    uint64_t *bits = (uint64_t *)malloc(NOISE);
-    for (size_t i = 0; i < NOISE / 8; i++) bits[i] = oc_rand(oc);
-    b.noise = host_copy(&b, bits, NOISE);
+    oc_bench_run b = { .oc = oc, .dev = oc->dev[OC_GPU], .ops = &oc->ops[OC_GPU] };
+    uint64_t *bits = (uint64_t *)malloc(OC_BENCH_NOISE);
+    for (size_t i = 0; i < OC_BENCH_NOISE / 8; i++) bits[i] = oc_rand(oc);
+    b.noise = oc_bench_host_copy(&b, bits, OC_BENCH_NOISE);
     b.n_memory = 0; /* kept to the end */
     free(bits);
     bench_copy(&b);
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (strcmp(oc->bench, "all") == 0 || strcmp(oc->bench, groups[i].name) == 0) groups[i].run(&b);
-    td_dev_free(b.dev, b.noise, NOISE);
+    td_dev_free(b.dev, b.noise, OC_BENCH_NOISE);
 }
