@@ -73,6 +73,46 @@ typedef struct td_kda_args {
 } td_kda_args;
 typedef td_status td_kda_fn(td_dev *dev, const td_kda_args *a);
 
+static inline bool td_kda_segments_fit(const td_kda_args *a)
+{
+    int kept = 0;
+    for (int i = 0; i < a->window->n_segments; i++) {
+        const td_segment *s = a->window->host_segments + i;
+        if (s->n_rows < 0 || s->first_row < 0 || s->n_rows > a->window->n_rows - s->first_row) return false;
+        if (s->chunked && s->n_rows && s->pos % TD_GRID) return false;
+        kept += s->chunked ? 0 : s->n_rows;
+    }
+    return !a->saved.k || kept <= TD_WINDOW_MAX;
+}
+
+static inline bool td_kda_low_rank_fits(const td_kda_args *a)
+{
+    const td_weight *w[] = { a->low.f_b, a->low.g_b };
+    if (!a->low.f_b) return true;
+    if (a->low.stride < TD_HEAD) return false;
+    for (int i = 0; i < 2; i++)
+        if (!w[i] || w[i]->out != a->n_heads * TD_HEAD || w[i]->in != TD_HEAD || w[i]->format != w[0]->format)
+            return false;
+    return true;
+}
+
+/* Whether sizes and positions are what the operation takes; TD_EINVAL otherwise. */
+static inline bool td_kda_fits(const td_kda_args *a)
+{
+    return a->n_heads >= 0 && td_kda_segments_fit(a) && td_kda_low_rank_fits(a);
+}
+
+/* The gates of `low` into f and gate, by products of `linear`. */
+static inline td_status td_kda_make_gates(td_dev *dev, td_linear_fn *linear, const td_kda_args *a)
+{
+    int rows = a->window->n_rows;
+    size_t width = (size_t)a->n_heads * TD_HEAD;
+    td_linear_args f = { rows, a->low.f_b, a->low.f_a, a->low.stride, a->f, width, NULL };
+    td_linear_args gate = { rows, a->low.g_b, a->low.g_a, a->low.stride, a->gate, width, NULL };
+    td_status status = linear(dev, &f);
+    return status == TD_OK ? linear(dev, &gate) : status;
+}
+
 /* For each segment i with 0 < keep[i] < n_rows: the state and conv window after its first keep[i] rows go into the
  * other parity (from the committed parity and saved). Segments with keep[i] == n_rows, 0, or chunked: untouched. The
  * caller flips. */

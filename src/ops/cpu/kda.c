@@ -208,47 +208,11 @@ static void run_tasks(void *ctx, int thread, int begin, int end)
     }
 }
 
-static bool segments_fit(const td_kda_args *a)
-{
-    int kept = 0;
-    for (int i = 0; i < a->window->n_segments; i++) {
-        const td_segment *s = a->window->host_segments + i;
-        if (s->n_rows < 0 || s->first_row < 0 || s->n_rows > a->window->n_rows - s->first_row) return false;
-        if (s->chunked && s->n_rows && s->pos % TD_GRID) return false;
-        kept += s->chunked ? 0 : s->n_rows;
-    }
-    return !a->saved.k || kept <= TD_WINDOW_MAX;
-}
-
-static td_status make_gate(td_dev *dev, const td_kda_args *a, const td_weight *w, const td_act *x, td_act *y)
-{
-    td_linear_args args = { .n_rows = a->window->n_rows,
-                            .w = w,
-                            .x = x,
-                            .x_stride = a->low.stride,
-                            .y_act = y,
-                            .y_stride = (size_t)a->n_heads * TD_HEAD };
-    return td_cpu_linear(dev, &args);
-}
-
-static bool gates_fit(const td_kda_args *a)
-{
-    const td_weight *w[] = { a->low.f_b, a->low.g_b };
-    if (a->low.f_b && a->low.stride < TD_HEAD) return false;
-    for (int i = 0; i < 2 && a->low.f_b; i++)
-        if (!w[i] || w[i]->out != a->n_heads * TD_HEAD || w[i]->in != TD_HEAD || w[i]->format != w[0]->format)
-            return false;
-    return true;
-}
-
 td_status td_cpu_kda(td_dev *dev, const td_kda_args *a)
 {
-    if (a->n_heads < 0 || !segments_fit(a) || !gates_fit(a)) return TD_EINVAL;
-    if (a->low.f_b) {
-        td_status status = make_gate(dev, a, a->low.f_b, a->low.f_a, a->f);
-        if (status == TD_OK) status = make_gate(dev, a, a->low.g_b, a->low.g_a, a->gate);
-        if (status != TD_OK) return status;
-    }
+    if (!td_kda_fits(a)) return TD_EINVAL;
+    td_status status = a->low.f_b ? td_kda_make_gates(dev, td_cpu_linear, a) : TD_OK;
+    if (status != TD_OK) return status;
     kda_job job = { td_cpu(dev), a };
     double rows = a->window->n_segments ? (double)a->window->n_rows / a->window->n_segments : 0.0;
     td_cpu_for(job.dev, a->window->n_segments * a->n_heads, rows * 4 * TD_KDA_STATE, run_tasks, &job);

@@ -1,7 +1,7 @@
 /* KDA over a window. Row-by-row segments: a block takes one head of one segment with the whole state in registers; rows
  * are prepared eight at a time (a thread a channel), pass through the recurrence one by one, and are finished together.
- * Gates of low rank are two small products of the block's own (kda_gates.h). What is not from the kernel
- * before is asked for or read before the wait for it. Chunked segments: kda_chunk.cu. */
+ * Gates of low rank are two small products of the block's own (kda_gates.h). What is not from the kernel before is asked
+ * for or read before the wait for it. Chunked segments: kda_chunk.cu. */
 #include "ops/cuda/kda_gates.h"
 
 enum { ROWS = TD_KDA_GATE_ROWS, WARPS = TD_KDA_THREADS / 32 };
@@ -182,30 +182,6 @@ static __global__ void __launch_bounds__(TD_KDA_THREADS, BLOCKS) k_kda_recurrent
     td_kda_state_store(m, td_kda_state_at(a, segment, !segment->parity, blockIdx.x));
 }
 
-static bool segments_fit(const td_kda_args *a, bool *serial, bool *chunked)
-{
-    int kept = 0;
-    *serial = *chunked = false;
-    for (int i = 0; i < a->window->n_segments; i++) {
-        const td_segment *s = a->window->host_segments + i;
-        if (s->n_rows < 0 || s->first_row < 0 || s->n_rows > a->window->n_rows - s->first_row) return false;
-        if (s->chunked && s->n_rows && s->pos % TD_GRID) return false;
-        *(s->chunked ? chunked : serial) = true;
-        kept += s->chunked ? 0 : s->n_rows;
-    }
-    return !a->saved.k || kept <= TD_WINDOW_MAX;
-}
-
-static bool gates_fit(const td_kda_args *a)
-{
-    const td_weight *w[] = { a->low.f_b, a->low.g_b };
-    if (a->low.f_b && a->low.stride < TD_HEAD) return false;
-    for (int i = 0; i < 2 && a->low.f_b; i++)
-        if (!w[i] || w[i]->out != a->n_heads * TD_HEAD || w[i]->in != TD_HEAD || w[i]->format != w[0]->format)
-            return false;
-    return true;
-}
-
 template <int GATES> static void launch(td_cuda_dev *dev, const td_kda_args *a, const td_kda_call &call)
 {
     dim3 grid((unsigned)a->n_heads, (unsigned)a->window->n_segments);
@@ -214,23 +190,6 @@ template <int GATES> static void launch(td_cuda_dev *dev, const td_kda_args *a, 
         td_launch_as(alone, dev, k_kda_recurrent<1, GATES>, grid, TD_KDA_THREADS, sizeof(row_block), call);
     else
         td_launch_spread(dev, k_kda_recurrent<2, GATES>, grid, TD_KDA_THREADS, sizeof(row_block), call);
-}
-
-/* Gates into memory. */
-static td_status make_gates(td_cuda_dev *dev, const td_kda_args *a)
-{
-    size_t width = (size_t)a->n_heads * TD_HEAD;
-    for (int i = 0; i < 2; i++) {
-        td_linear_args args = { .n_rows = a->window->n_rows,
-                                .w = i ? a->low.g_b : a->low.f_b,
-                                .x = i ? a->low.g_a : a->low.f_a,
-                                .x_stride = a->low.stride,
-                                .y_act = i ? a->gate : a->f,
-                                .y_stride = width };
-        td_status status = td_cuda_linear(&dev->base, &args);
-        if (status != TD_OK) return status;
-    }
-    return TD_OK;
 }
 
 /* Up to a window's rows a block makes its own gates; rows of prompts share the products' weights. */
@@ -243,11 +202,12 @@ static bool own_gates(const td_kda_args *a, bool chunked)
 td_status td_cuda_kda(td_dev *base, const td_kda_args *a)
 {
     td_cuda_dev *dev = td_cuda(base);
-    bool serial, chunked;
-    if (a->n_heads < 0 || a->n_heads > dev->limits.n_heads || a->window->n_rows > dev->limits.rows ||
-        a->window->n_segments > TD_SEGMENTS_MAX || !segments_fit(a, &serial, &chunked) || !gates_fit(a))
+    bool serial = false, chunked = false;
+    if (a->n_heads > dev->limits.n_heads || a->window->n_rows > dev->limits.rows ||
+        a->window->n_segments > TD_SEGMENTS_MAX || !td_kda_fits(a))
         return TD_EINVAL;
     if (!a->n_heads || !a->window->n_rows) return TD_OK;
+    for (int i = 0; i < a->window->n_segments; i++) *(a->window->host_segments[i].chunked ? &chunked : &serial) = true;
     size_t width = (size_t)a->n_heads * TD_HEAD;
     td_kda_call call = { a->window->segments,
                          a->window->n_segments,
@@ -271,7 +231,7 @@ td_status td_cuda_kda(td_dev *base, const td_kda_args *a)
     if (own)
         call.low = { (const uint8_t *)a->low.f_b->data, (const uint8_t *)a->low.g_b->data, (const td_bf16 *)a->low.f_a,
                      (const td_bf16 *)a->low.g_a, a->low.stride };
-    td_status status = a->low.f_b && !own ? make_gates(dev, a) : TD_OK;
+    td_status status = a->low.f_b && !own ? td_kda_make_gates(base, td_cuda_linear, a) : TD_OK;
     if (status != TD_OK) return status;
     int format = own ? (int)a->low.f_b->format : TD_KDA_GATES_THERE;
     if (serial) switch (format) {
